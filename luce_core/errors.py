@@ -65,7 +65,9 @@ class RequestError(LuceError):
     status: HTTP status; code: machine-readable cause in the API's own vocabulary; param: offending field.
     """
 
-    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None
+    ) -> None:
         self.status = status
         self.code = code
         self.param = param
@@ -79,8 +81,8 @@ class ContextOverflow(RequestError):
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
         super().__init__(
-            f"This model's maximum context length is {context_tokens} tokens. However, your messages resulted in "
-            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+            f"This model's maximum context length is {context_tokens} tokens. "
+            f"However, your messages resulted in {prompt_tokens} tokens. Please reduce the length of the messages.",
             code="context_length_exceeded",
             param="messages",
         )

@@ -1,0 +1,134 @@
+"""Who holds which bytes: broker, blocks, residency, experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luce_core.contracts.model import Fence, SeqId
+    from luce_core.contracts.plugin import Claim
+
+
+class MemoryBroker(Protocol):
+    """One per device and process: arbitrates what moves after start-up."""
+
+    def lease(self, claim: Claim) -> AbstractContextManager[None]:
+        """Hold `claim.num_bytes` while the context lasts; reclaims in declared order, else raises
+        CapacityError.
+        """
+        ...
+
+    def offer(self, owner: str, reclaim: Callable[[int], int]) -> None:
+        """`reclaim(bytes wanted) -> bytes freed`, called in the order offers were made."""
+        ...
+
+
+@frozen
+class Hit:
+    """A prefix that can be restored in every group and slot of the target."""
+
+    length: int
+    checkpoint: int | None
+    """Snapshot of the slots at exactly `length`, where the layout has slots or windows."""
+
+
+class BlockManager(Protocol):
+    """Paged, reference-counted, copy-on-write state of all sequences of one engine; regions are named
+    "model/region".
+
+    Keys: one int per token, the id, or a content hash under an embedded row. A stale SeqId raises KeyError.
+    """
+
+    def match(self, keys: Sequence[int]) -> Hit:
+        """The longest cached prefix of `keys`."""
+        ...
+
+    def open(self, keys: Sequence[int], hit: Hit) -> SeqId:
+        """A new sequence holding the hit's prefix."""
+        ...
+
+    def reserve(self, seq: SeqId, tokens: int) -> bool:
+        """Blocks for `tokens` more entries in every group, or nothing and False. Makes shared blocks
+        private.
+        """
+        ...
+
+    def advance(self, seq: SeqId, keys: Sequence[int]) -> None:
+        """`keys` are committed; entries at index >= length are garbage."""
+        ...
+
+    def fork(self, seq: SeqId) -> SeqId:
+        """A second sequence with the same content, sharing blocks until one writes."""
+        ...
+
+    def checkpoint(self, seq: SeqId) -> int:
+        """Keep slots, window blocks and residency at this length; returns the checkpoint's id."""
+        ...
+
+    def close(self, seq: SeqId, after: Fence) -> None:
+        """Give the blocks back once `after` has retired; full blocks stay as cached prefix."""
+        ...
+
+    def move(self, blocks: Sequence[int], tier: Literal["device", "host", "disk"], after: Fence) -> Fence:
+        """Change the tier of blocks; returns the fence after which they are there."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError with the values when counts, tables and index disagree."""
+        ...
+
+
+class ResidencyPolicy(Protocol):
+    """Which chunks of a sequence stay. Pure: depends on the committed text, never on rounds or neighbours."""
+
+    chunk_tokens: int
+    pool_tokens: int
+    """Per sequence."""
+
+    def next_decision(self, index: int) -> int:
+        """The next index at which `select` must run: a barrier."""
+        ...
+
+    def select(self, chunks: int, resident: frozenset[int], scores: Sequence[float] | None) -> frozenset[int]:
+        """The chunks that stay or come back."""
+        ...
+
+
+class ChunkScorer(Protocol):
+    """Scores chunks for a residency policy."""
+
+    def score(self, seq: SeqId, chunks: int) -> Iterator[Sequence[float] | None]:
+        """Yields None while there is more to do, then the scores."""
+        ...
+
+
+class ExpertBank(Protocol):
+    """What `ops.experts` reads. Addresses never change, contents only between steps."""
+
+    lut: Tensor
+    """(dev) i32[X] row of the stack, -1 = not resident."""
+    stack: Any
+    mailbox: Any
+    """None: every expert is resident."""
+
+
+class ExpertStore(Protocol):
+    """Fills expert banks: pinned, ring, host, SSD."""
+
+    def bank(self, layer: int) -> ExpertBank:
+        """The bank of `layer`."""
+        ...
+
+    def hint(self, tokens: Sequence[int]) -> None:
+        """Tokens of rows about to run: hash routes, drafted trees."""
+        ...
+
+    def rebalance(self, counts: Any) -> None:
+        """Between steps; rewrites contents, never addresses."""
+        ...

