@@ -82,7 +82,8 @@ class ContextOverflow(RequestError):
         self.context_tokens = context_tokens
         super().__init__(
             f"This model's maximum context length is {context_tokens} tokens. "
-            f"However, your messages resulted in {prompt_tokens} tokens. Please reduce the length of the messages.",
+            f"However, your messages resulted in {prompt_tokens} tokens. "
+            "Please reduce the length of the messages.",
             code="context_length_exceeded",
             param="messages",
         )

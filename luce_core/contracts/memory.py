@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -11,7 +11,7 @@ from attrs import frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from luce_core.contracts.model import Fence, SeqId
+    from luce_core.contracts.model import Fence, Group, SeqId
     from luce_core.contracts.plugin import Claim
 
 
@@ -38,6 +38,76 @@ class Hit:
     """Snapshot of the slots at exactly `length`, where the layout has slots or windows."""
 
 
+@frozen
+class StateSizes:
+    """How much state one engine holds; decided by the plan, obeyed by whoever allocates."""
+
+    block_tokens: int
+    """Tokens one block covers; a group of stride n has block_tokens / n entries per block."""
+    num_blocks: Mapping[str, int]
+    """By "model/group"."""
+    num_slots: int
+    """Sequences that may run at once; rows of every per-sequence table."""
+    max_held_rows: int
+    """Rows of one sequence a held batch may carry; the length of every slot log."""
+    k_type: str = "f16"
+    v_type: str = "f16"
+
+
+class StateStore(Protocol):
+    """The allocated state of all models of one engine. The block manager decides, this moves bytes.
+
+    Block ids run from 0 to num_blocks - 1 in every group. Engine thread only; work is queued behind what
+    was submitted.
+    """
+
+    sizes: StateSizes
+    groups: Mapping[str, Group]
+    """By "model/group"."""
+    has_slots: bool
+    slot_bytes: int
+    """Bytes one saved slot takes, over all models."""
+    block_bytes: Mapping[str, int]
+    """Bytes one block takes, by "model/group"."""
+
+    def copy_blocks(self, group: str, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy whole blocks, in order."""
+        ...
+
+    def read_blocks(self, group: str, blocks: Sequence[int]) -> Any:
+        """(host) An opaque copy of these blocks."""
+        ...
+
+    def write_blocks(self, group: str, blocks: Sequence[int], saved: Any) -> None:
+        """Put back what `read_blocks` returned, into these blocks."""
+        ...
+
+    def reset_slot(self, slot: int) -> None:
+        """The state before the first token."""
+        ...
+
+    def copy_slot(self, source: int, target: int) -> None:
+        """Copy the committed state of a slot; logs are not copied."""
+        ...
+
+    def save_slot(self, slot: int) -> Any:
+        """(host) An opaque snapshot of the committed state."""
+        ...
+
+    def load_slot(self, slot: int, saved: Any) -> None:
+        """Put back a snapshot."""
+        ...
+
+
+@frozen
+class SeqTable:
+    """(host) The blocks of one sequence in one group."""
+
+    blocks: tuple[int, ...]
+    firsts: tuple[int, ...]
+    """First token index of each block."""
+
+
 class BlockManager(Protocol):
     """Paged, reference-counted, copy-on-write state of all sequences of one engine; regions are named
     "model/region".
@@ -61,6 +131,18 @@ class BlockManager(Protocol):
 
     def advance(self, seq: SeqId, keys: Sequence[int]) -> None:
         """`keys` are committed; entries at index >= length are garbage."""
+        ...
+
+    def length(self, seq: SeqId) -> int:
+        """Committed tokens."""
+        ...
+
+    def slot(self, seq: SeqId) -> int:
+        """The sequence's row of every per-sequence table."""
+        ...
+
+    def tables(self, seq: SeqId) -> Mapping[str, SeqTable]:
+        """The sequence's blocks, by "model/group"."""
         ...
 
     def fork(self, seq: SeqId) -> SeqId:

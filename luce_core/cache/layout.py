@@ -1,0 +1,57 @@
+"""How many bytes a state layout takes. Torch-free: the plan computes with it, the allocation is checked against it."""
+
+from __future__ import annotations
+
+from math import prod
+
+from luce_core.contracts import Field, StateLayout, StateSizes
+from luce_core.errors import UsageError
+
+DTYPE_BITS = {"f32": 32, "f16": 16, "bf16": 16, "i64": 64, "i32": 32, "i16": 16, "u8": 8}
+
+
+def resolve_dtype(dtype: str, sizes: StateSizes) -> str:
+    """ "kv.k" and "kv.v" become what the plan chose; anything else stays."""
+    resolved = {"kv.k": sizes.k_type, "kv.v": sizes.v_type}.get(dtype, dtype)
+    if resolved not in DTYPE_BITS:
+        raise UsageError(f"Cache type {resolved!r} is unknown. Choose one of {', '.join(DTYPE_BITS)}.")
+    return resolved
+
+
+def field_bytes(field: Field, sizes: StateSizes) -> int:
+    """Bytes of one field of one entry or slot."""
+    return prod(field.shape) * DTYPE_BITS[resolve_dtype(field.dtype, sizes)] // 8
+
+
+def block_bytes(layout: StateLayout, group: str, sizes: StateSizes) -> int:
+    """Bytes one block of `group` takes over all regions."""
+    stride = next(item.stride for item in layout.groups if item.name == group)
+    entry = sum(field_bytes(f, sizes) for p in layout.pages if p.group == group for f in p.fields.values())
+    return entry * (sizes.block_tokens // stride)
+
+
+def slot_bytes(layout: StateLayout, sizes: StateSizes) -> int:
+    """Bytes of the committed slot state of one sequence."""
+    return sum(field_bytes(slot.state, sizes) for slot in layout.slots)
+
+
+def log_bytes(layout: StateLayout, sizes: StateSizes) -> int:
+    """Bytes of the logs of one sequence."""
+    return sizes.max_held_rows * sum(
+        field_bytes(f, sizes) for slot in layout.slots for f in slot.log.values()
+    )
+
+
+def state_bytes(model: str, layout: StateLayout, sizes: StateSizes) -> int:
+    """Bytes of everything `layout` allocates for the model called `model`."""
+    pages = sum(
+        sizes.num_blocks[f"{model}/{group.name}"] * block_bytes(layout, group.name, sizes)
+        for group in layout.groups
+    )
+    return pages + sizes.num_slots * (slot_bytes(layout, sizes) + log_bytes(layout, sizes))
+
+
+def token_bytes(layout: StateLayout, sizes: StateSizes) -> int:
+    """Bytes one more token of context takes in groups without a window, rounded up."""
+    blocks = sum(block_bytes(layout, g.name, sizes) for g in layout.groups if g.window is None)
+    return -(-blocks // sizes.block_tokens)
