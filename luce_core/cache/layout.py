@@ -1,4 +1,6 @@
-"""How many bytes a state layout takes. Torch-free: the plan computes with it, the allocation is checked against it."""
+"""How many bytes a state layout takes. Torch-free: the plan computes with it, allocation is checked
+against it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ DTYPE_BITS = {"f32": 32, "f16": 16, "bf16": 16, "i64": 64, "i32": 32, "i16": 16,
 
 
 def resolve_dtype(dtype: str, sizes: StateSizes) -> str:
-    """ "kv.k" and "kv.v" become what the plan chose; anything else stays."""
+    """Types "kv.k" and "kv.v" become what the plan chose; anything else stays."""
     resolved = {"kv.k": sizes.k_type, "kv.v": sizes.v_type}.get(dtype, dtype)
     if resolved not in DTYPE_BITS:
         raise UsageError(f"Cache type {resolved!r} is unknown. Choose one of {', '.join(DTYPE_BITS)}.")
