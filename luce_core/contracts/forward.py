@@ -151,6 +151,8 @@ class LoadedModel(Protocol):
 
     plan: ModelPlan
     backend: ModelBackend
+    ops: Any
+    """Its namespace: reference ops with the plan's layers over them."""
     target: DFlashTarget
     tokenizer: Any
     generation: int

@@ -153,12 +153,24 @@ class BlockManager(Protocol):
         """Keep slots, window blocks and residency at this length; returns the checkpoint's id."""
         ...
 
+    def usable_from(self, seq: SeqId) -> int:
+        """First token index from which every best-effort (drafter) state of the sequence is there."""
+        ...
+
+    def retire(self, fence: Fence) -> None:
+        """The device is past `fence`: what was closed behind it may be reused."""
+        ...
+
     def close(self, seq: SeqId, after: Fence) -> None:
         """Give the blocks back once `after` has retired; full blocks stay as cached prefix."""
         ...
 
     def move(self, blocks: Sequence[int], tier: Literal["device", "host", "disk"], after: Fence) -> Fence:
         """Change the tier of blocks; returns the fence after which they are there."""
+        ...
+
+    def stats(self) -> Mapping[str, float]:
+        """Gauges and counters: blocks used, cached and free, hit tokens, evictions."""
         ...
 
     def check_integrity(self) -> None:

@@ -1,0 +1,1 @@
+"""Candidate trees and their acceptance."""

@@ -1,0 +1,437 @@
+"""The engine: one loop that owns all model state. admit → schedule → execute → accept → emit.
+
+Everything here runs on one thread; callers reach it over a `GenerationChannel`. It knows tokens, never text
+or JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from luce_core.contracts import (
+    EngineEvent,
+    Fence,
+    FinishReason,
+    GenerationRequest,
+    Progress,
+    Round,
+    SeqId,
+    Step,
+    Work,
+)
+from luce_core.engine.programs import Programs, Verdict
+from luce_core.engine.sequence import Sequence
+from luce_core.errors import CapacityError, EngineError, LuceError, PluginError
+from luce_core.model.batch import RowSet
+from luce_core.ops.noise import CounterNoise
+from luce_core.ops.sampling import ParamTable
+from luce_core.speculation.tree import Candidates, check_tree, merge, read_tree
+
+if TYPE_CHECKING:
+    from luce_core.pipeline import Pipeline
+
+log = logging.getLogger("luce_core.engine")
+
+
+class LuceEngine:
+    """Runs one frozen `Pipeline`. `submit` and `cancel` may be called from any thread, the rest from the
+    engine's.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        plan = pipeline.plan
+        self.target = pipeline.target
+        self.spec = pipeline.target.backend.spec
+        self.blocks = pipeline.blocks
+        self.scheduler = pipeline.scheduler
+        self.executor = pipeline.executor
+        self.drafters = pipeline.drafters
+        self.context = plan.number("context")
+        self.row_budget = plan.number("engine.row_budget")
+        self.nodes = min(plan.number("speculation.nodes"), self.row_budget - 1) if self.drafters else 0
+        self.slots = slots = plan.number("engine.max_sequences")
+        device = plan.models[0].layer_device[0]
+        self.table = ParamTable(slots, self.spec.vocab, device)
+        self.programs = Programs(self.target, self.drafters, pipeline.target.ops, self.table)
+        self.executor.prepare("prefill", self.programs.prefill, ())
+        self.executor.prepare("verify", self.programs.verify, ())
+        self.history = (
+            torch.zeros(slots, self.context, dtype=torch.int32, device=device) if self.drafters else None
+        )
+        self.noise = CounterNoise()
+        self.has_slots = bool(self.spec.layout.slots) or any(g.window for g in self.spec.layout.groups)
+        self.waiting: dict[SeqId, Sequence] = {}
+        self.running: dict[SeqId, Sequence] = {}
+        self.counters = dict.fromkeys(
+            (
+                "requests",
+                "prompt_tokens",
+                "cached_tokens",
+                "emitted_tokens",
+                "steps",
+                "preempted",
+                "failed_steps",
+            ),
+            0,
+        )
+        self._ids = itertools.count(1)
+        self._fence = Fence(0)
+        self._inbox: deque[tuple[GenerationRequest, Callable[[EngineEvent], None]] | str] = deque()
+        self._wake = threading.Condition()
+
+    # --- any thread
+
+    def submit(self, request: GenerationRequest, sink: Callable[[EngineEvent], None]) -> None:
+        """Queue a request; `sink` gets its events on the engine's thread."""
+        with self._wake:
+            self._inbox.append((request, sink))
+            self._wake.notify()
+
+    def cancel(self, request: str) -> None:
+        """End a request before the next step."""
+        with self._wake:
+            self._inbox.append(request)
+            self._wake.notify()
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until there may be something to do."""
+        with self._wake:
+            if not (self._inbox or self.waiting or self.running):
+                self._wake.wait(timeout_s)
+
+    def nudge(self) -> None:
+        """Wake a waiting engine."""
+        with self._wake:
+            self._wake.notify()
+
+    # --- engine thread
+
+    def step(self) -> bool:
+        """One turn of the loop. False: nothing to do."""
+        self._drain()
+        if not (self.waiting or self.running):
+            return False
+        work, preempted = self.scheduler.plan(
+            [seq.view(0) for seq in self.waiting.values()],
+            [seq.view(self.blocks.length(self._handle(seq))) for seq in self.running.values()],
+            self.row_budget,
+            self._fits,
+        )
+        self._check_work(work)
+        for seq_id in preempted:
+            self._preempt(seq_id)
+        prefill, held = self._admit(work)
+        if not prefill and not held:
+            if not self.running:
+                self._refuse_largest()
+            return True
+        self._execute(prefill, held)
+        self.counters["steps"] += 1
+        return True
+
+    def fail_all(self, error: str) -> None:
+        """End every request with an error; for a device that is gone."""
+        self._drain()
+        for seq in (*self.running.values(), *self.waiting.values()):
+            self._finish(seq, "error", error)
+
+    def cancel_all(self) -> None:
+        """End every request as cancelled; for shutting down."""
+        self._drain()
+        for seq in (*self.running.values(), *self.waiting.values()):
+            self._finish(seq, "cancelled")
+
+    # --- admit
+
+    def _drain(self) -> None:
+        with self._wake:
+            arrived, self._inbox = self._inbox, deque()
+        for item in arrived:
+            if isinstance(item, str):
+                for seq in (*self.running.values(), *self.waiting.values()):
+                    if seq.request.request == item:
+                        self._finish(seq, "cancelled")
+            else:
+                self._arrive(*item)
+
+    def _arrive(self, request: GenerationRequest, sink: Callable[[EngineEvent], None]) -> None:
+        seq = Sequence(SeqId(next(self._ids)), request, sink, self.context)
+        self.counters["requests"] += 1
+        problem = self._problem(request)
+        if problem:
+            seq.finish("error", problem)
+        elif request.max_tokens == 0:
+            seq.finish("length")
+        else:
+            seq.nodes = self.nodes
+            self.waiting[seq.id] = seq
+            sink(Progress(request.request, "queued", 0, seq.prompt))
+
+    def _problem(self, request: GenerationRequest) -> str | None:
+        """Callers check before they submit; the engine trusts nobody with its memory."""
+        if not request.prompt:
+            return "The prompt is empty. Send at least one token."
+        if len(request.prompt) >= self.context:
+            return f"The prompt has {len(request.prompt)} tokens; context {self.context} includes the answer."
+        bad = next((token for token in request.prompt if not 0 <= token < self.spec.vocab), None)
+        if bad is not None:
+            return f"Token {bad} is outside the vocabulary of {self.spec.vocab}."
+        if request.keys and len(request.keys) != len(request.prompt):
+            return (
+                f"{len(request.keys)} cache keys for {len(request.prompt)} prompt tokens. Send one per token."
+            )
+        if request.max_tokens < 0:
+            return f"max_tokens is {request.max_tokens}; it must be 0 or more."
+        return None
+
+    def _fits(self, seq_id: SeqId, rows: int) -> bool:
+        """Make room for `rows` more rows, opening a waiting sequence if need be. Repeating it changes
+        nothing.
+        """
+        seq = self.running.get(seq_id) or self.waiting[seq_id]
+        if seq.handle is None and not self._open(seq):
+            return False
+        handle = self._handle(seq)
+        missing = len(seq.tokens) - 1 - self.blocks.length(handle)
+        return self.blocks.reserve(handle, min(rows, missing) if missing > 0 else rows)
+
+    def _open(self, seq: Sequence) -> bool:
+        if len(self.running) + sum(item.handle is not None for item in self.waiting.values()) >= self.slots:
+            return False
+        hit = self.blocks.match(seq.keys)
+        try:
+            seq.handle = self.blocks.open(seq.keys[: hit.length], hit)
+        except CapacityError:
+            return False
+        seq.cached = max(seq.cached, min(hit.length, seq.prompt - 1))
+        return True
+
+    def _check_work(self, work: Seq[Work]) -> None:
+        """A scheduler's bug must not reach the device."""
+        rows = sum(item.rows for item in work)
+        if rows > self.row_budget:
+            raise PluginError(f"The scheduler planned {rows} rows; the budget is {self.row_budget}.")
+        seen: set[SeqId] = set()
+        for item in work:
+            if (
+                item.seq in seen
+                or item.rows < 1
+                or (item.seq not in self.running and item.seq not in self.waiting)
+            ):
+                raise PluginError(f"The scheduler planned {item}, which is stale, empty or there twice.")
+            seen.add(item.seq)
+
+    def _preempt(self, seq_id: SeqId) -> None:
+        """Give the memory back and queue again; what was computed stays in the prefix cache as long as it
+        may.
+        """
+        seq = self.running.pop(seq_id)
+        self._close(seq)
+        self.waiting[seq_id] = seq
+        self.counters["preempted"] += 1
+
+    def _admit(self, work: Seq[Work]) -> tuple[list[tuple[Sequence, int]], list[tuple[Sequence, int]]]:
+        """(prefill, held) work with room for its rows. Waiting sequences that were opened and got none are
+        closed.
+        """
+        prefill: list[tuple[Sequence, int]] = []
+        held: list[tuple[Sequence, int]] = []
+        for item in work:
+            if not self._fits(item.seq, item.rows):
+                continue
+            seq = self.waiting.pop(item.seq, None) or self.running[item.seq]
+            if item.seq not in self.running:
+                self._start(seq)
+            missing = len(seq.tokens) - 1 - self.blocks.length(self._handle(seq))
+            if missing > 0:
+                prefill.append((seq, min(item.rows, missing)))
+            else:
+                # A cached prompt may leave nothing to prefill: its first row can be held at once.
+                held.append((seq, item.rows if item.phase == "held" else 1))
+        for seq in self.waiting.values():
+            self._close(seq)
+        return prefill, held
+
+    def _start(self, seq: Sequence) -> None:
+        seq.admitted_s = seq.admitted_s or time.monotonic()
+        self.running[seq.id] = seq
+        slot = self.blocks.slot(self._handle(seq))
+        request = seq.request
+        ending = request.eog | frozenset(request.params.stop_ids)
+        self.table.take(slot, request.params, request.prompt, ending)
+        self.table.count(slot, seq.tokens[seq.prompt :])
+        if self.history is not None:
+            self.history[slot, : len(seq.tokens)] = torch.tensor(seq.tokens, dtype=torch.int32)
+
+    def _refuse_largest(self) -> None:
+        """Nothing runs and nothing could be admitted: waiting longer would be for ever."""
+        seq = max(self.waiting.values(), key=lambda item: len(item.tokens))
+        self._finish(
+            seq,
+            "error",
+            f"The cache cannot hold this request's {len(seq.tokens)} tokens even when it runs alone. "
+            "Raise --cache-bytes or shorten the prompt.",
+        )
+
+    # --- execute
+
+    def _execute(self, prefill: list[tuple[Sequence, int]], held: list[tuple[Sequence, int]]) -> None:
+        steps: list[Step] = []
+        if prefill:
+            rows = [self._prefill_rows(seq, count) for seq, count in prefill]
+            steps.append(Step("prefill", (sum(len(r.tokens) for r in rows),), {"rows": rows}))
+        trees: list[Candidates] = []
+        try:
+            if held:
+                trees = self._propose(held)
+                rows = [self._held_rows(seq, tree) for (seq, _), tree in zip(held, trees, strict=True)]
+                top = [seq.request.params.logprobs for seq, _ in held]
+                steps.append(Step("verify", (sum(len(r.tokens) for r in rows),), {"rows": rows, "top": top}))
+            handle = self.executor.submit(steps)
+            results = handle.outputs()
+        except Exception as error:  # noqa: BLE001 - the request boundary of the engine
+            self._fail_step([seq for seq, _ in (*prefill, *held)], error)
+            return
+        self._fence = handle.fence
+        for seq, count in prefill:
+            self._prefilled(seq, count)
+        for (seq, _), tree, verdict in zip(held, trees, results.get("verdicts", ()), strict=True):
+            self._accept(seq, tree, verdict)
+
+    def _fail_step(self, sequences: list[Sequence], error: Exception) -> None:
+        self.counters["failed_steps"] += 1
+        if isinstance(error, LuceError):
+            message = str(error)
+        else:
+            log.exception("step failed")
+            message = f"The engine failed on this request: {type(error).__name__}: {error}"
+        for seq in sequences:
+            self._finish(seq, "error", message)
+
+    def _tables(self, seq: Sequence) -> Any:
+        return self.blocks.tables(self._handle(seq))
+
+    def _prefill_rows(self, seq: Sequence, count: int) -> RowSet:
+        handle = self._handle(seq)
+        length = self.blocks.length(handle)
+        return RowSet(
+            slot=self.blocks.slot(handle),
+            length=length,
+            tokens=seq.tokens[length : length + count],
+            tables=self._tables(seq),
+        )
+
+    def _held_rows(self, seq: Sequence, tree: Candidates) -> RowSet:
+        handle = self._handle(seq)
+        return RowSet(
+            slot=self.blocks.slot(handle),
+            length=self.blocks.length(handle),
+            tokens=[seq.tokens[-1], *tree.tokens],
+            sure=1,
+            parents=[-1, *(parent + 1 for parent in tree.parents)],
+            tables=self._tables(seq),
+            wanted=range(1 + len(tree)),
+        )
+
+    def _propose(self, held: list[tuple[Sequence, int]]) -> list[Candidates]:
+        """One candidate tree per sequence, within the rows the scheduler gave it."""
+        nothing = [Candidates()] * len(held)
+        capacity = max(rows for _, rows in held) - 1
+        if not self.drafters or capacity < 1 or self.history is None:
+            return nothing
+        handles = [self._handle(seq) for seq, _ in held]
+        view = Round(
+            slot=torch.tensor([self.blocks.slot(h) for h in handles], dtype=torch.int32),
+            anchor=torch.tensor([seq.tokens[-1] for seq, _ in held], dtype=torch.int32),
+            length=torch.tensor([self.blocks.length(h) for h in handles], dtype=torch.int32),
+            usable_from=torch.tensor([self.blocks.usable_from(h) for h in handles], dtype=torch.int32),
+            history=self.history,
+            params=self.table,
+            noise=self.noise,
+            capacity=capacity,
+        )
+        proposals = [
+            self._checked(d.name, read_tree(d.propose(view), n)) for n, d in enumerate(self.drafters)
+        ]
+        return [
+            merge([trees[s] for trees in proposals], min(rows - 1, seq.last_index - len(seq.tokens)))
+            for s, (seq, rows) in enumerate(held)
+        ]
+
+    def _checked(self, name: str, trees: list[Candidates]) -> list[Candidates]:
+        for tree in trees:
+            problem = check_tree(tree, self.spec.vocab)
+            if problem:
+                raise PluginError(
+                    f"Drafter {name!r} proposed a bad tree: {problem}. Report it to its authors."
+                )
+        return trees
+
+    # --- accept and emit
+
+    def _prefilled(self, seq: Sequence, count: int) -> None:
+        handle = self._handle(seq)
+        length = self.blocks.length(handle)
+        self.blocks.advance(handle, seq.keys[length : length + count])
+        self.counters["prompt_tokens"] += count
+        done = length + count
+        if self.has_slots and done == seq.prompt - 1 and not seq.pinned:
+            seq.pinned = True
+            self._checkpoint(seq)
+        seq.sink(Progress(seq.request.request, "prefill", done, len(seq.tokens) - 1))
+
+    def _checkpoint(self, seq: Sequence) -> None:
+        handle = self._handle(seq)
+        self.target.backend.settle([self.blocks.slot(handle)])
+        self.blocks.checkpoint(handle)
+
+    def _accept(self, seq: Sequence, tree: Candidates, verdict: Verdict) -> None:
+        handle = self._handle(seq)
+        length = self.blocks.length(handle)
+        before = seq.emitted
+        reason = seq.emit(list(verdict.picked), list(verdict.logprobs))
+        taken = seq.emitted - before
+        seq.rounds += 1
+        seq.drafted += len(tree)
+        seq.accepted += taken - 1
+        self.counters["emitted_tokens"] += taken
+        # Rows 0..taken-1 of the path are text now; the newest token is the anchor and has no state yet.
+        self.blocks.advance(handle, seq.keys[length : length + taken])
+        new = seq.tokens[-taken:]
+        slot = self.blocks.slot(handle)
+        self.table.count(slot, new)
+        if self.history is not None:
+            self.history[slot, len(seq.tokens) - taken : len(seq.tokens)] = torch.tensor(
+                new, dtype=torch.int32
+            )
+        if reason is not None:
+            if self.has_slots and taken == len(verdict.path):
+                self._checkpoint(seq)
+            self._finish(seq, reason)
+
+    def _finish(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        self.running.pop(seq.id, None)
+        self.waiting.pop(seq.id, None)
+        self._close(seq)
+        self.counters["cached_tokens"] += seq.cached
+        seq.finish(reason, error)
+
+    def _close(self, seq: Sequence) -> None:
+        if seq.handle is not None:
+            self.blocks.close(seq.handle, self._fence)
+            self.blocks.retire(self._fence)
+            seq.handle = None
+
+    def _handle(self, seq: Sequence) -> SeqId:
+        if seq.handle is None:
+            raise EngineError(f"Request {seq.request.request!r} has no state; this is a bug of the engine.")
+        return seq.handle

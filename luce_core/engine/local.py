@@ -1,0 +1,100 @@
+"""The in-process generation channel: the engine on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from luce_core.contracts import Done, EngineEvent, GenerationRequest
+from luce_core.engine.engine import LuceEngine
+from luce_core.errors import CapacityError
+
+log = logging.getLogger("luce_core.engine")
+
+IDLE_WAIT_S = 1.0  # only a bound for looking at `_stop`; submit and cancel wake the engine at once
+MAX_QUEUE = 256
+
+
+class LocalChannel:
+    """`GenerationChannel` over a thread. At most `max_queue` requests may be unfinished at a time."""
+
+    def __init__(self, engine: LuceEngine, *, max_queue: int = MAX_QUEUE) -> None:
+        self.engine = engine
+        self.max_queue = max_queue
+        self._lock = threading.Lock()
+        self._open: set[str] = set()
+        self._closing = False
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="luce-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest, sink: Callable[[EngineEvent], None]) -> None:
+        """Queue a request. Raises CapacityError when the queue is full or the channel is closing."""
+        with self._lock:
+            if self._closing:
+                raise CapacityError("The server is shutting down and takes no more requests.")
+            if len(self._open) >= self.max_queue:
+                raise CapacityError(
+                    f"{len(self._open)} requests are unfinished; {self.max_queue} may be. Retry later."
+                )
+            if request.request in self._open:
+                raise AssertionError(f"request id {request.request!r} is in use")
+            self._open.add(request.request)
+        self.engine.submit(request, self._forget_after(sink))
+
+    def _forget_after(self, sink: Callable[[EngineEvent], None]) -> Callable[[EngineEvent], None]:
+        def forward(event: EngineEvent) -> None:
+            if isinstance(event, Done):
+                with self._lock:
+                    self._open.discard(event.request)
+            try:
+                sink(event)
+            except RuntimeError:  # the receiver's event loop is gone: nobody is left to tell
+                log.debug("a receiver vanished", exc_info=True)
+
+        return forward
+
+    def cancel(self, request: str) -> None:
+        """End a request within one step."""
+        self.engine.cancel(request)
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters of the engine and the cache; reading them stops nothing."""
+        engine = self.engine
+        return {
+            **engine.counters,
+            "running": len(engine.running),
+            "waiting": len(engine.waiting),
+            "unfinished": len(self._open),
+            "alive": float(self._thread.is_alive()),
+            **{f"cache_{name}": value for name, value in engine.blocks.stats().items()},
+        }
+
+    def close(self, drain_s: float) -> None:
+        """Refuse new requests, wait for running ones, cancel the rest, join the thread."""
+        with self._lock:
+            self._closing = True
+        deadline = time.monotonic() + drain_s
+        while self._open and time.monotonic() < deadline and self._thread.is_alive():
+            time.sleep(0.01)
+        self._stop = True
+        self.engine.nudge()
+        self._thread.join()
+
+    def _run(self) -> None:
+        engine = self.engine
+        try:
+            while not self._stop:
+                if not engine.step():
+                    engine.blocks.check_integrity()
+                    engine.wait(IDLE_WAIT_S)
+            engine.cancel_all()
+        except BaseException as error:
+            # The loop itself is broken (a scheduler's bug, say): say so to everyone instead of hanging them.
+            log.exception("the engine stopped")
+            with self._lock:
+                self._closing = True
+            engine.fail_all(f"The engine stopped: {type(error).__name__}: {error}")
+            raise

@@ -1,0 +1,114 @@
+"""What one step computes: prefill, and the verify-accept-commit of held rows. Host data in, host data out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from luce_core.contracts import Commit, Drafter, ForwardBatch, LoadedModel, Tap, TokenLogprob
+from luce_core.model.batch import RowSet, make_batch
+from luce_core.ops.sampling import ParamTable
+from luce_core.speculation.tree import accept
+
+
+@frozen
+class Verdict:
+    """(host) What became of one sequence's held rows."""
+
+    path: tuple[int, ...]
+    """Accepted rows, root to last."""
+    picked: tuple[int, ...]
+    """The target's pick at each of them; the last is the new anchor."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Programs:
+    """The programs an executor runs for one target. Created once, before the engine starts."""
+
+    def __init__(self, target: LoadedModel, drafters: Sequence[Drafter], ops: Any, table: ParamTable) -> None:
+        self.backend = target.backend
+        self.axes = target.backend.spec.position_axes
+        self.tap_width = target.backend.spec.tap_width
+        self.drafters = tuple(drafters)
+        self.taps = tuple(
+            sorted({tap for d in drafters for tap in d.taps}, key=lambda tap: (tap.kind, tap.layer))
+        )
+        self.ops = ops
+        self.table = table
+
+    def _batch(self, phase: Any, rows: Sequence[RowSet]) -> ForwardBatch:
+        taps: Mapping[Tap, torch.Tensor] = {}
+        if self.taps:
+            count = sum(len(row.tokens) for row in rows)
+            taps = {
+                tap: torch.empty(count, self.tap_width, dtype=torch.bfloat16, device=self.table.device)
+                for tap in self.taps
+            }
+        return make_batch(phase, rows, axes=self.axes, device=self.table.device, taps=taps)
+
+    def prefill(self, rows: Sequence[RowSet]) -> Mapping[str, Any]:
+        """Write the state of prompt chunks; nothing is sampled."""
+        batch = self._batch("prefill", rows)
+        self.backend.forward(batch)
+        for drafter in self.drafters:
+            drafter.observe(batch, None)
+        return {}
+
+    def verify(self, rows: Sequence[RowSet], top: Sequence[int]) -> Mapping[str, Any]:
+        """Run held rows, let the target pick, accept, commit. top: logprobs wanted per sequence, 0 = none."""
+        batch = self._batch("held", rows)
+        logits = self.backend.forward(batch).logits
+        if logits is None:
+            raise AssertionError("a held batch returned no logits")
+        params = self.table.step(row.slot for row in rows)
+        picks = self.ops.sample(self.ops.process_logits(logits, batch, params), batch, params)
+        picked: list[int] = picks.tolist()
+        paths: list[list[int]] = []
+        starts: list[int] = []
+        start = 0
+        for row in rows:
+            count = len(row.tokens)
+            paths.append(accept(row.tokens, row.parents, picked[start : start + count], row.sure))
+            starts.append(start)
+            start += count
+        commit = _commit(paths, self.table.device)
+        self.backend.commit(batch, commit)
+        for drafter in self.drafters:
+            drafter.observe(batch, commit)
+        logprobs = self._logprobs(logits, picks, max(top)) if any(top) else None
+        return {
+            "verdicts": [
+                Verdict(
+                    tuple(path),
+                    tuple(picked[begin + row] for row in path),
+                    tuple(_trim(logprobs[begin + row], want) for row in path) if logprobs and want else (),
+                )
+                for path, begin, want in zip(paths, starts, top, strict=True)
+            ]
+        }
+
+    def _logprobs(self, logits: torch.Tensor, picks: torch.Tensor, top: int) -> list[TokenLogprob]:
+        own, values, ids = self.ops.logprobs(logits, picks, top)
+        return [
+            TokenLogprob(token, logprob, tuple(zip(row_ids, row_values, strict=True)))
+            for token, logprob, row_ids, row_values in zip(
+                picks.tolist(), own.tolist(), ids.tolist(), values.tolist(), strict=True
+            )
+        ]
+
+
+def _trim(entry: TokenLogprob, want: int) -> TokenLogprob:
+    """`want` counts the alternatives plus one, so that 1 means: only the token itself."""
+    return TokenLogprob(entry.token, entry.logprob, entry.top[: want - 1])
+
+
+def _commit(paths: Sequence[Sequence[int]], device: str) -> Commit:
+    longest = max(len(path) for path in paths)
+    padded = [list(path) + [0] * (longest - len(path)) for path in paths]
+    return Commit(
+        path=torch.tensor(padded, dtype=torch.int32, device=device),
+        count=torch.tensor([len(path) for path in paths], dtype=torch.int32, device=device),
+    )

@@ -1,0 +1,144 @@
+"""One request inside the engine: what it asked for, how far it is, and where its events go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from luce_core.contracts import (
+    Done,
+    EngineEvent,
+    FinishReason,
+    GenerationRequest,
+    SeqId,
+    SeqView,
+    TokenLogprob,
+    Tokens,
+)
+
+
+class Sequence:
+    """Mutable state of one request. Engine thread only; `length` tokens have state, `anchor` is the newest
+    token.
+    """
+
+    __slots__ = (
+        "accepted",
+        "admitted_s",
+        "arrived_s",
+        "aside",
+        "cached",
+        "context",
+        "decode_s",
+        "drafted",
+        "emitted",
+        "finished",
+        "first_s",
+        "handle",
+        "id",
+        "keys",
+        "nodes",
+        "pinned",
+        "prompt",
+        "request",
+        "rounds",
+        "sink",
+        "tokens",
+    )
+
+    def __init__(
+        self, seq: SeqId, request: GenerationRequest, sink: Callable[[EngineEvent], None], context: int
+    ) -> None:
+        self.id = seq
+        self.request = request
+        self.sink = sink
+        self.context = context
+        self.tokens = list(request.prompt)
+        self.keys = list(request.keys or request.prompt)
+        self.prompt = len(request.prompt)
+        self.handle: SeqId | None = None
+        self.cached = 0
+        self.nodes = 0
+        self.pinned = False
+        """Its checkpoint at the end of the prompt is taken."""
+        self.emitted = 0
+        self.drafted = 0
+        self.accepted = 0
+        self.rounds = 0
+        self.aside: tuple[str, ...] = ()
+        self.finished = False
+        self.arrived_s = time.monotonic()
+        self.admitted_s = 0.0
+        self.first_s = 0.0
+        self.decode_s = 0.0
+
+    @property
+    def last_index(self) -> int:
+        """No row may stand at or beyond this index: its pick would be one token too many."""
+        return min(self.prompt + self.request.max_tokens, self.context) - 1
+
+    def view(self, length: int) -> SeqView:
+        """The sequence for the scheduler. After a preemption everything but the newest token is prompt
+        again.
+        """
+        return SeqView(
+            seq=self.id,
+            length=length,
+            prompt=len(self.tokens) - 1,
+            arrived_s=self.arrived_s,
+            constrained=False,
+            barrier=self.last_index,
+            nodes=self.nodes,
+            priority=self.request.priority,
+        )
+
+    def emit(self, ids: list[int], logprobs: list[TokenLogprob]) -> FinishReason | None:
+        """Take newly decided tokens, send them, and say whether the text ends with them."""
+        params, eog = self.request.params, self.request.eog
+        taken: list[int] = []
+        reason: FinishReason | None = None
+        for token in ids:
+            self.emitted += 1
+            taken.append(token)
+            if (token in eog or token in params.stop_ids) and self.emitted > params.min_tokens:
+                reason = "stop"
+                break
+            if self.emitted >= self.request.max_tokens or self.prompt + self.emitted >= self.context:
+                reason = "length"
+                break
+        self.tokens += taken
+        self.keys += taken
+        if self.first_s == 0.0:
+            self.first_s = time.monotonic()
+        self.sink(Tokens(self.request.request, tuple(taken), tuple(logprobs[: len(taken)])))
+        return reason
+
+    def finish(self, reason: FinishReason, error: str | None = None) -> Done:
+        """Send the one `Done`; a second call is a bug."""
+        if self.finished:
+            raise AssertionError(f"request {self.request.request!r} finished twice (now {reason!r})")
+        self.finished = True
+        now = time.monotonic()
+        admitted = self.admitted_s or now
+        first = self.first_s or now
+        done = Done(
+            request=self.request.request,
+            reason=reason,
+            usage={
+                "prompt_tokens": self.prompt,
+                "completion_tokens": self.emitted,
+                "cached_tokens": self.cached,
+                "drafted_tokens": self.drafted,
+                "accepted_tokens": self.accepted,
+            },
+            timings={
+                "queue_ms": (admitted - self.arrived_s) * 1e3,
+                "prefill_ms": (first - admitted) * 1e3,
+                "decode_ms": (now - first) * 1e3,
+                "ttft_ms": (first - self.arrived_s) * 1e3,
+            },
+            aside=self.aside,
+            error=error,
+        )
+        self.sink(done)
+        return done

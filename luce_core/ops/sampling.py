@@ -1,0 +1,268 @@
+"""Engine-side ops: parameter table by slot, logit processing, Gumbel-max sampling. References in torch.
+
+Order of transforms, as documented to users: logit bias, repetition penalty, frequency and presence
+penalties, minimum
+length, temperature, top-k, typical-p, top-p, min-p, noise, argmax. Every filter works on the distribution
+left by the one before.
+Temperature 0 is noise 0: the argmax of the processed logits, lowest id on ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from luce_core.contracts import ForwardBatch, SamplingParams
+from luce_core.ops.noise import CounterNoise
+
+HEAD = 256
+"""Candidates looked at before a full sort: the best 256 nearly always hold the mass top-p asks for."""
+
+_NOISE = CounterNoise()
+_NEVER = -1
+
+
+class ParamTable:
+    """(dev) Sampling parameters of every slot. Written when a slot is taken, read by the sampling ops."""
+
+    def __init__(self, num_slots: int, vocab: int, device: str = "cpu") -> None:
+        self.vocab = vocab
+        self.device = device
+        self.num_slots = num_slots
+
+        def column(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(num_slots, dtype=dtype, device=device)
+
+        self.temperature = column(torch.float32)
+        self.top_k = column(torch.int64)
+        self.top_p = column(torch.float32)
+        self.min_p = column(torch.float32)
+        self.typical_p = column(torch.float32)
+        self.repetition = column(torch.float32)
+        self.frequency = column(torch.float32)
+        self.presence = column(torch.float32)
+        self.seed = column(torch.int64)
+        self.min_index = column(torch.int64)
+        """Index of the first token that may end the text."""
+        self.flags: list[frozenset[str]] = [frozenset()] * num_slots
+        self._ending: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * num_slots
+        self._bias: list[tuple[Tensor, Tensor] | None] = [None] * num_slots
+        self._emitted: Tensor | None = None  # i32[slots, V]: how often each token was emitted
+        self._prompted: Tensor | None = None  # bool[slots, V]
+
+    def take(self, slot: int, params: SamplingParams, prompt: Iterable[int], ending: Iterable[int]) -> None:
+        """Fill the row of `slot` for a new sequence; `ending` are the ids that may not come before
+        `min_tokens`.
+        """
+        prompt = list(prompt)
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = params.top_k
+        self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
+        self.typical_p[slot] = params.typical_p
+        self.repetition[slot] = params.repetition
+        self.frequency[slot] = params.frequency
+        self.presence[slot] = params.presence
+        self.seed[slot] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
+        self.min_index[slot] = len(prompt) + params.min_tokens
+        self._ending[slot] = torch.tensor(sorted(ending), dtype=torch.int64, device=self.device)
+        self._bias[slot] = self._bias_of(params)
+        self.flags[slot] = _flags(params)
+        if "penalty" in self.flags[slot]:
+            self._start_counts(slot, prompt)
+
+    def _bias_of(self, params: SamplingParams) -> tuple[Tensor, Tensor] | None:
+        if not params.logit_bias:
+            return None
+        ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=self.device)
+        return ids, torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=self.device)
+
+    def _start_counts(self, slot: int, prompt: list[int]) -> None:
+        if self._emitted is None or self._prompted is None:
+            shape = (self.num_slots, self.vocab)
+            self._emitted = torch.zeros(shape, dtype=torch.int32, device=self.device)
+            self._prompted = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        self._emitted[slot].zero_()
+        self._prompted[slot].zero_()
+        self._prompted[slot, torch.tensor(prompt, dtype=torch.int64, device=self.device)] = True
+
+    def count(self, slot: int, tokens: Iterable[int]) -> None:
+        """These tokens were emitted."""
+        if "penalty" in self.flags[slot] and self._emitted is not None:
+            ids = torch.tensor(list(tokens), dtype=torch.int64, device=self.device)
+            self._emitted[slot].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+
+    def step(self, slots: Iterable[int]) -> StepParams:
+        """What one step over these slots needs."""
+        return StepParams(self, frozenset().union(*(self.flags[slot] for slot in slots)))
+
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """(emitted i32[slots, V], prompted bool[slots, V])."""
+        if self._emitted is None or self._prompted is None:
+            raise AssertionError("penalties are flagged but no slot ever asked for them")
+        return self._emitted, self._prompted
+
+    def ending(self, slot: int) -> Tensor:
+        return self._ending[slot]
+
+    def bias(self, slot: int) -> tuple[Tensor, Tensor] | None:
+        return self._bias[slot]
+
+
+@frozen
+class StepParams:
+    """The table and what the slots of this step use of it: ops skip what nobody asked for."""
+
+    table: ParamTable
+    flags: frozenset[str]
+
+
+def _flags(params: SamplingParams) -> frozenset[str]:
+    wanted = {
+        "bias": bool(params.logit_bias),
+        "penalty": params.repetition != 1.0 or params.frequency != 0.0 or params.presence != 0.0,
+        "min_tokens": params.min_tokens > 0,
+        "noise": params.temperature > 0.0,
+        "top_k": params.temperature > 0.0 and params.top_k > 0,
+        "top_p": params.temperature > 0.0 and params.top_p < 1.0,
+        "min_p": params.temperature > 0.0 and params.min_p > 0.0,
+        "typical": params.temperature > 0.0 and params.typical_p < 1.0,
+        "logprobs": params.logprobs > 0,
+    }
+    return frozenset(name for name, on in wanted.items() if on)
+
+
+def _rows(b: ForwardBatch) -> tuple[Tensor, Tensor]:
+    """(slot, index of the emitted token) of every wanted row, i64[R]."""
+    wanted = b.wanted.long()
+    return b.slot.long()[b.seq.long()[wanted]], b.index.long()[wanted] + 1
+
+
+def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
+    """f32[R, V] -> f32[R, V]: bias, penalties, minimum length, temperature. The input is left as it was."""
+    flags, table = params.flags, params.table
+    if not flags & {"bias", "penalty", "min_tokens", "noise"}:
+        return logits
+    slot, index = _rows(b)
+    out = logits.clone()
+    if flags & {"bias", "min_tokens"}:
+        for row, (s, i) in enumerate(zip(slot.tolist(), index.tolist(), strict=True)):
+            if (bias := table.bias(s)) is not None:
+                out[row].index_add_(0, *bias)
+            if "min_tokens" in table.flags[s] and i < int(table.min_index[s]):
+                out[row, table.ending(s)] = -torch.inf
+    if "penalty" in flags:
+        out = _penalize(out, b, slot, table)
+    if "noise" in flags:
+        temperature = table.temperature[slot]
+        out /= torch.where(temperature > 0, temperature, 1.0)[:, None]
+    return out
+
+
+def _penalize(logits: Tensor, b: ForwardBatch, slot: Tensor, table: ParamTable) -> Tensor:
+    """Repetition over prompt and answer; frequency and presence over the answer, candidates on the path
+    included.
+    """
+    emitted, prompted = table.counts()
+    counts = emitted[slot]
+    sure, start = b.sure.tolist(), b.query_start.tolist()
+    seq, sees, token = b.seq.tolist(), b.sees.tolist(), b.token.tolist()
+    for row, t in enumerate(b.wanted.tolist()):
+        s = seq[t]
+        for j in range(sure[s], start[s + 1] - start[s]):
+            if sees[t][j // 64] >> (j % 64) & 1:
+                counts[row, token[start[s] + j]] += 1
+    repeated = prompted[slot] | (counts > 0)
+    factor = table.repetition[slot][:, None]
+    logits = torch.where(repeated, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    return logits - table.frequency[slot][:, None] * counts - table.presence[slot][:, None] * (counts > 0)
+
+
+def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
+    """Processed logits f32[R, V] -> picked token ids i64[R]."""
+    if "noise" not in params.flags:
+        return logits.argmax(dim=-1)
+    slot, index = _rows(b)
+    values, ids = _filter(logits, slot, params)
+    table = params.table
+    token = ids if ids is not None else torch.arange(logits.shape[-1], device=logits.device)[None]
+    noise = _NOISE.gumbel(table.seed[slot][:, None], index[:, None], token)
+    noisy = torch.where(table.temperature[slot][:, None] > 0, values + noise, values)
+    best = noisy.argmax(dim=-1, keepdim=True)
+    return (best if ids is None else ids.gather(-1, best))[:, 0]
+
+
+def _filter(logits: Tensor, slot: Tensor, params: StepParams) -> tuple[Tensor, Tensor | None]:
+    """(values [R, K], ids [R, K], best first), or (values [R, V], None) when nothing needs an order."""
+    flags, table = params.flags, params.table
+    if "min_p" in flags and not flags & {"top_k", "top_p", "typical"}:
+        floor = logits.amax(dim=-1, keepdim=True) + torch.log(table.min_p[slot])[:, None]
+        return logits.masked_fill(logits < floor, -torch.inf), None
+    if not flags & {"top_k", "top_p", "typical"}:
+        return logits, None
+    vocab = logits.shape[-1]
+    if "typical" not in flags and vocab > HEAD:
+        values, ids = logits.topk(HEAD, dim=-1)
+        keep, covered = _keep(values, logits.logsumexp(dim=-1, keepdim=True), slot, params)
+        if covered:
+            return values.masked_fill(~keep, -torch.inf), ids
+    # A stable order by value then id: equal logits at a cut fall the same way whatever the batch.
+    values, ids = logits.sort(dim=-1, descending=True, stable=True)
+    keep, _ = _keep(values, values.logsumexp(dim=-1, keepdim=True), slot, params)
+    return values.masked_fill(~keep, -torch.inf), ids
+
+
+def _keep(values: Tensor, total: Tensor, slot: Tensor, params: StepParams) -> tuple[Tensor, bool]:
+    """Which of the sorted `values` [R, K] survive, and whether all survivors certainly lie within these K.
+
+    total: logsumexp of the whole rows [R, 1].
+    """
+    table, flags = params.table, params.flags
+    sampled = table.temperature[slot][:, None] > 0
+    rank = torch.arange(values.shape[-1], device=values.device)[None]
+    k = table.top_k[slot][:, None]
+    k = torch.where((k <= 0) | ~sampled, torch.iinfo(torch.int64).max, k)
+    keep = rank < k
+    limited = k <= values.shape[-1]
+    if "top_k" in flags:
+        total = torch.where(limited, values.masked_fill(~keep, -torch.inf).logsumexp(-1, keepdim=True), total)
+    if "typical" in flags:
+        keep = keep & _typical(values, keep, table.typical_p[slot][:, None])
+        total = values.masked_fill(~keep, -torch.inf).logsumexp(-1, keepdim=True)
+    probs = (values.masked_fill(~keep, -torch.inf) - total).exp()
+    before = probs.cumsum(-1) - probs
+    top_p = torch.where(sampled, table.top_p[slot][:, None], torch.inf)
+    if "top_p" in flags:
+        keep = keep & ((before < top_p) | (rank == 0) | (top_p >= 1.0))
+    if "min_p" in flags:
+        keep = keep & (values >= values[:, :1] + torch.log(table.min_p[slot])[:, None])
+    mass = before[:, -1:] + probs[:, -1:]
+    covered = limited | (mass >= top_p) | ~sampled
+    return keep, bool(covered.all())
+
+
+def _typical(values: Tensor, alive: Tensor, typical_p: Tensor) -> Tensor:
+    """Locally typical sampling (Meister et al. 2023): tokens whose surprise is nearest the entropy, up to
+    a mass.
+    """
+    logp = values.masked_fill(~alive, -torch.inf).log_softmax(-1)
+    p = logp.exp()
+    entropy = -torch.where(p > 0, p * logp, 0.0).sum(-1, keepdim=True)
+    distance = torch.where(p > 0, (-logp - entropy).abs(), torch.inf)
+    order = distance.argsort(dim=-1, stable=True)
+    ordered = p.gather(-1, order)
+    inside = (ordered.cumsum(-1) - ordered < typical_p) | (typical_p >= 1.0)
+    return torch.zeros_like(alive).scatter_(-1, order, inside)
+
+
+def logprobs(ops: Any, logits: Tensor, picked: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of the model itself, before any transform: of `picked` f32[R], and the best `top`
+    (values, ids).
+    """
+    normal = logits.log_softmax(-1)
+    values, ids = normal.topk(min(top, logits.shape[-1]), dim=-1)
+    return normal.gather(-1, picked[:, None])[:, 0], values, ids
