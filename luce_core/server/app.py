@@ -1,0 +1,106 @@
+"""The Starlette application: routes, errors, keys."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from luce_core.errors import LuceError, RequestError
+from luce_core.server.auth import ApiKeys
+from luce_core.server.chat import chat_completions
+from luce_core.server.errors import envelope, error_response
+from luce_core.server.service import GenerationService
+
+log = logging.getLogger("luce_core.server")
+
+
+def build_app(service: GenerationService, api_keys: Sequence[str] = ()) -> Starlette:
+    """An ASGI application over one service. Pure: it starts and owns nothing."""
+    app = Starlette(
+        routes=[
+            Route("/health", health, methods=["GET"]),
+            Route("/", health, methods=["GET"]),
+            Route("/v1/models", list_models, methods=["GET"]),
+            Route("/v1/models/{model:path}", get_model, methods=["GET"]),
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        ],
+        middleware=[Middleware(ApiKeys, keys=tuple(api_keys))],
+        exception_handlers={
+            LuceError: _luce_error,
+            HTTPException: _http_error,
+            Exception: _unexpected,
+        },
+    )
+    app.state.service = service
+    return app
+
+
+async def health(request: Request) -> Response:
+    """200 while requests are answered, 503 when the engine is gone."""
+    service: GenerationService = request.app.state.service
+    stats = service.channel.stats()
+    alive = bool(stats["alive"])
+    body = {
+        "status": "ok" if alive else "engine stopped",
+        "running": int(stats["running"]),
+        "waiting": int(stats["waiting"]),
+    }
+    return JSONResponse(body, 200 if alive else 503)
+
+
+def _card(service: GenerationService) -> dict[str, Any]:
+    face = service.face
+    return {
+        "id": face.id,
+        "object": "model",
+        "created": face.created,
+        "owned_by": "luce-core",
+        "context_length": face.context,
+        "max_model_len": face.context,
+        "meta": dict(face.details),
+    }
+
+
+async def list_models(request: Request) -> Response:
+    """`GET /v1/models`."""
+    return JSONResponse({"object": "list", "data": [_card(request.app.state.service)]})
+
+
+async def get_model(request: Request) -> Response:
+    """`GET /v1/models/{id}`; ids may hold slashes."""
+    service: GenerationService = request.app.state.service
+    wanted = request.path_params["model"]
+    if wanted != service.face.id:
+        raise RequestError(
+            f"Model {wanted!r} is not loaded; {service.face.id!r} is.",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+    return JSONResponse(_card(service))
+
+
+async def _luce_error(request: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise AssertionError(f"registered for HTTPException, got {error!r}")
+    where = f"{request.method} {request.url.path}"
+    words = {404: f"There is no {where}.", 405: f"{where} is not allowed here."}
+    body = envelope(words.get(error.status_code, str(error.detail)), error.status_code)
+    return JSONResponse(body, error.status_code, headers=error.headers)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(error)
