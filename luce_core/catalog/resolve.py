@@ -69,7 +69,9 @@ def resolve_model(model: str, catalog: Catalog, store: Store, progress: Progress
     if entry is not None:
         return pull(entry, store, progress)
     if "/" in model or path.suffix == ".gguf":
-        raise UsageError(f"Model file {model!r} does not exist. Check the path (the current folder is {Path.cwd()}).")
+        raise UsageError(
+            f"Model file {model!r} does not exist. Check the path; the current folder is {str(Path.cwd())!r}."
+        )
     raise UsageError(
         f"Model {model!r} is neither a file nor a name of the catalogue. {_hint(model, catalog.names)}"
     )

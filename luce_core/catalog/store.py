@@ -1,4 +1,4 @@
-"""The folder the models lie in. A file under its final name is whole and verified: nothing else gets there."""
+"""The folder the models lie in. A file under its final name is whole and verified: nothing else gets one."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def need_space(folder: Path, num_bytes: int, name: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         raise DownloadError(
-            f"Model {name!r} does not fit on the disk: {folder} has {free / 2**20:.0f} MiB free, the pull needs "
+            f"Model {name!r} does not fit on the disk: {folder} has {free / 2**20:.0f} MiB free, the pull "
+            "needs "
             f"{num_bytes / 2**20:.0f} MiB. Free some room or set LUCE_CACHE to a folder on another disk."
         )
 
