@@ -150,7 +150,7 @@ def _last_words(lines: Sequence[str]) -> str:
 
 def _hub_download(source: HubSource, folder: Path, on_bytes: OnBytes) -> Path:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
@@ -165,7 +165,7 @@ def _hub_download(source: HubSource, folder: Path, on_bytes: OnBytes) -> Path:
                 revision=source.revision,
                 local_dir=hub,
             )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, OSError, *_transport_errors()) as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise DownloadError(
             f"Model source {subject} could not be fetched: {first[0]} Check the name, the network and, for "
@@ -173,3 +173,12 @@ def _hub_download(source: HubSource, folder: Path, on_bytes: OnBytes) -> Path:
             "repository, HF_TOKEN; then run the same command again."
         ) from error
     return Path(fetched)
+
+
+def _transport_errors() -> Iterator[type[Exception]]:
+    """Roots of the errors of the HTTP library that huggingface_hub brought along: it changed it twice."""
+    for name, root in (("httpx2", "HTTPError"), ("httpx", "HTTPError"), ("requests", "RequestException")):
+        if name in sys.modules:
+            found = getattr(sys.modules[name], root)
+            assert issubclass(found, Exception), found
+            yield found
