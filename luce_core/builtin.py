@@ -1,0 +1,40 @@
+"""The core's own declarations, made through the same hooks as everyone's: the plugin called "core"."""
+
+from __future__ import annotations
+
+from luce_core.contracts import API, Equivalence, PartSpec, PluginInfo
+from luce_core.hookspecs import hookimpl
+
+
+@hookimpl
+def luce_plugin_info() -> PluginInfo:
+    """The core itself; its options are `core_options.CoreOptions`, without a prefix."""
+    return PluginInfo(name="core", api=API)
+
+
+@hookimpl
+def luce_register_schedulers() -> list[PartSpec]:
+    """Continuous batching, first come first served by priority."""
+    return [
+        PartSpec(
+            kind="scheduler",
+            name="fair",
+            factory="luce_core.engine.scheduler:make_scheduler",
+            equivalence=Equivalence.BITS,
+            summary="decode rows first, the rest of the step for prompts in order of arrival",
+        )
+    ]
+
+
+@hookimpl
+def luce_register_parts() -> list[PartSpec]:
+    """Steps run one after another, as plain calls."""
+    return [
+        PartSpec(
+            kind="executor",
+            name="eager",
+            factory="luce_core.engine.executor:make_executor",
+            equivalence=Equivalence.BITS,
+            summary="every step as plain calls on the engine's thread",
+        )
+    ]

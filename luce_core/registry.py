@@ -1,0 +1,318 @@
+"""What discovery found: plugin records and everything they declare, each with the plugin that supplied it.
+
+A registry is plain frozen data. It holds no plugin manager, and declarations are found by key, never by
+order: "arch.qwen35", "drafter.dflash", "ops.cpu-c". The same keys stand in the static index
+`luce_core.provides`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Generic, Literal, TypeVar
+
+from attrs import Factory, frozen
+
+from luce_core.contracts import (
+    ArchSpec,
+    CatalogEntry,
+    CommandSpec,
+    DeviceInfo,
+    OpLayer,
+    PartSpec,
+    PluginInfo,
+    Problem,
+    Profile,
+    QuantFormat,
+)
+from luce_core.errors import PluginError
+
+T = TypeVar("T")
+Status = Literal["loaded", "incompatible", "broken", "duplicate", "blocked"]
+
+CORE = "core"
+"""The name of the core's own plugin, `builtin.py`."""
+
+FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+"""What names a lazily imported callable: "module:callable"."""
+
+KIND_WORDS = {"arch": "architecture", "ops": "op layer", "quant": "block format", "model": "model"}
+DISTRIBUTIONS = {"arch": "luce-arch-{}", "device": "luce-backend-{}"}
+"""The naming scheme of packages, by kind; every other kind is `luce-{}`."""
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """" Did you mean 'x'?" for the known word nearest to `word`, or nothing."""
+    found = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def choices(words: Iterable[str]) -> str:
+    """The valid choices in a sentence: all when ten or fewer, else how many there are."""
+    known = sorted(words)
+    if not known:
+        return "none"
+    return ", ".join(known) if len(known) <= 10 else f"{', '.join(known[:10])} and {len(known) - 10} more"
+
+
+@frozen
+class PluginRecord:
+    """One plugin that was found, whatever became of it."""
+
+    name: str
+    distribution: str
+    """Empty for a plugin that was handed over as a module."""
+    version: str
+    status: Status
+    reason: str = ""
+    """Why it is not loaded, in words a user can act on."""
+    info: PluginInfo | None = None
+
+    @property
+    def title(self) -> str:
+        """How messages name it: "plugin 'dflash' (luce-dflash 0.2.0)"."""
+        package = f" ({self.distribution} {self.version})" if self.distribution else ""
+        return f"plugin {self.name!r}{package}"
+
+
+@frozen
+class Supplied(Generic[T]):
+    """A declaration and the plugin it came from."""
+
+    plugin: str
+    value: T
+
+
+@frozen
+class BoundHook:
+    """One plugin's implementation of one hook."""
+
+    plugin: str
+    hook: str
+    function: Callable[..., Any]
+    arguments: tuple[str, ...]
+    """The hook's arguments the implementation takes; it may leave some out."""
+
+    def __call__(self, **values: Any) -> Any:
+        """Call the implementation with the arguments it takes."""
+        return self.function(**{name: values[name] for name in self.arguments})
+
+
+@frozen
+class Registry:
+    """Everything installed, by name. Made by `plugins.discover`; read by options, plan and compose."""
+
+    records: tuple[PluginRecord, ...]
+    declared: Mapping[str, tuple[Supplied[Any], ...]]
+    """"kind.name" -> suppliers; more than one is an error as soon as someone asks for it."""
+    provides: Mapping[str, tuple[str, ...]]
+    """The static index: "kind.name" -> distributions that say they provide it, loaded or not."""
+    hooks: Mapping[str, tuple[BoundHook, ...]]
+    """Hook -> implementations of the plan and observation hooks, in `after` order."""
+    problems: tuple[Problem, ...] = ()
+    """Cycles in `after`, conflicts between loaded plugins."""
+    notices: tuple[str, ...] = ()
+    named: frozenset[str] = Factory(frozenset)
+    """Plugins the user asked for by name."""
+
+    # --- records
+
+    def loaded(self) -> tuple[PluginRecord, ...]:
+        """The records of loaded plugins, in `after` order, the core first."""
+        return tuple(record for record in self.records if record.status == "loaded")
+
+    def record(self, plugin: str) -> PluginRecord:
+        """The record of the plugin called `plugin`; of several, the loaded one. KeyError if there is none."""
+        found = sorted((r for r in self.records if r.name == plugin), key=lambda r: r.status != "loaded")
+        if not found:
+            raise KeyError(plugin)
+        return found[0]
+
+    def title(self, plugin: str) -> str:
+        """How messages name the plugin called `plugin`."""
+        return self.record(plugin).title
+
+    # --- declarations
+
+    def names(self, kind: str) -> list[str]:
+        """Everything declared of one kind, sorted."""
+        return sorted(key.partition(".")[2] for key in self.declared if key.partition(".")[0] == kind)
+
+    def _all(self, kind: str, of: type[T]) -> list[Supplied[T]]:
+        return [self._one(kind, name, of) for name in self.names(kind)]
+
+    def _one(self, kind: str, name: str, of: type[T]) -> Supplied[T]:
+        found = self.declared.get(f"{kind}.{name}", ())
+        if not found:
+            known = self.names(kind)
+            raise PluginError(
+                f"{self.missing_for(f'{kind}.{name}')}{closest(name, known)} Installed: {choices(known)}."
+            )
+        if len(found) > 1:
+            who = " and ".join(self.title(item.plugin) for item in found)
+            raise PluginError(
+                f"{_word(kind)} {name!r} is declared by {who}. Keep one: --plugin-block {found[-1].plugin}."
+            )
+        supplied: Supplied[T] = found[0]
+        return supplied
+
+    def arch(self, name: str) -> Supplied[ArchSpec]:
+        """The architecture for a file's `general.architecture`. PluginError says what to install."""
+        return self._one("arch", name, ArchSpec)
+
+    def part(self, kind: str, name: str) -> Supplied[PartSpec]:
+        """The part of that kind and name. PluginError says what to install."""
+        return self._one(kind, name, PartSpec)
+
+    def op_layer(self, name: str) -> Supplied[OpLayer]:
+        """The op layer called `name`. PluginError says what to install."""
+        return self._one("ops", name, OpLayer)
+
+    def model(self, name: str) -> Supplied[CatalogEntry]:
+        """The catalogue entry called `name`. PluginError lists what there is."""
+        return self._one("model", name, CatalogEntry)
+
+    def profile(self, name: str) -> Supplied[Profile]:
+        """The launch profile called `name`. PluginError lists what there is."""
+        return self._one("profile", name, Profile)
+
+    def command(self, name: str) -> Supplied[CommandSpec]:
+        """The command called `name`. PluginError says what to install."""
+        return self._one("command", name, CommandSpec)
+
+    def archs(self) -> list[Supplied[ArchSpec]]:
+        """All architectures."""
+        return self._all("arch", ArchSpec)
+
+    def parts(self, kind: str) -> list[Supplied[PartSpec]]:
+        """All parts of one kind."""
+        return self._all(kind, PartSpec)
+
+    def op_layers(self) -> list[Supplied[OpLayer]]:
+        """All op layers."""
+        return self._all("ops", OpLayer)
+
+    def quants(self) -> list[Supplied[QuantFormat]]:
+        """All block formats beyond the core's."""
+        return self._all("quant", QuantFormat)
+
+    def models(self) -> list[Supplied[CatalogEntry]]:
+        """The catalogue."""
+        return self._all("model", CatalogEntry)
+
+    def profiles(self) -> list[Supplied[Profile]]:
+        """All launch profiles."""
+        return self._all("profile", Profile)
+
+    def commands(self) -> list[Supplied[CommandSpec]]:
+        """All commands plugins add."""
+        return self._all("command", CommandSpec)
+
+    # --- devices and other hooks
+
+    def find_devices(self) -> tuple[list[Supplied[DeviceInfo]], list[Problem]]:
+        """Ask every hardware plugin what it sees. One that fails costs its own devices only.
+
+        The order is by rank, then id; two plugins that claim one id are a problem naming both.
+        """
+        seen: dict[str, Supplied[DeviceInfo]] = {}
+        answers, problems = self.ask("luce_register_devices", DeviceInfo)
+        for plugin, devices in answers:
+            for device in devices:
+                other = seen.setdefault(device.id, Supplied(plugin, device))
+                if other.plugin != plugin:
+                    problems.append(
+                        Problem(
+                            f"Device {device.id!r} is registered by {self.title(other.plugin)} and by "
+                            f"{self.title(plugin)}.",
+                            f"Keep one: --plugin-block {plugin}.",
+                        )
+                    )
+        return sorted(seen.values(), key=lambda item: (-item.value.rank, item.value.id)), problems
+
+    def ask(self, hook: str, of: type[T], **values: Any) -> tuple[list[tuple[str, list[T]]], list[Problem]]:
+        """Call `hook` of every plugin in `after` order -> (plugin, answers), and what failed."""
+        answers: list[tuple[str, list[T]]] = []
+        problems: list[Problem] = []
+        for bound in self.hooks.get(hook, ()):
+            try:
+                answers.append((bound.plugin, declarations(bound, (of,), **values)))
+            except PluginError as error:
+                problems.append(self.failure(bound.plugin, error))
+        return answers, problems
+
+    def failure(self, plugin: str, error: PluginError) -> Problem:
+        """A plugin that failed in a hook of the plan: it stays out; fatal if the user named it."""
+        return Problem(
+            f"P{self.title(plugin)[1:]} stays out of the plan: {error}",
+            f"Report it to its authors, or leave it out: --plugin-block {plugin}.",
+            fatal=plugin in self.named,
+        )
+
+    # --- what is missing
+
+    def missing_for(self, key: str) -> str:
+        """What to install, or to repair, so that "kind.name" exists: one sentence."""
+        kind, _, name = key.partition(".")
+        subject = f"{_word(kind)} {name!r}"
+        family = name.partition(":")[0] if kind == "device" else name
+        for distribution in self.provides.get(f"{kind}.{family}", ()):
+            for record in self.records:
+                if record.distribution == distribution and record.status != "loaded":
+                    return f"{subject} is part of {record.title}, which is {record.status}: {record.reason}"
+        if kind == "device" and self.provides.get(f"device.{family}"):
+            return f"{subject} was not found by its plugin; `luce-core devices` lists what there is."
+        package = DISTRIBUTIONS.get(kind, "luce-{}").format(family.lower().replace("_", "-"))
+        return (
+            f"No installed plugin provides {subject}. By the naming scheme it comes with: pip install "
+            f"{package} (the package lists '{kind}.{family}' in entry-point group 'luce_core.provides')."
+        )
+
+
+def _word(kind: str) -> str:
+    return KIND_WORDS.get(kind, kind)
+
+
+def declarations(bound: BoundHook, of: tuple[type, ...], **values: Any) -> list[Any]:
+    """Call a hook that returns declarations and check what came back. PluginError names plugin and hook.
+
+    This is the boundary of everything a plugin runs at start-up, so it catches whatever is raised.
+    """
+    try:
+        returned = bound(**values)
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{bound.hook} raised {type(error).__name__}: {error}") from error
+    wanted = " or ".join(item.__name__ for item in of)
+    if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
+        raise PluginError(f"{bound.hook} returned {returned!r}, wanted a list of {wanted} (empty for none).")
+    for item in returned:
+        if not isinstance(item, of):
+            raise PluginError(f"{bound.hook} returned {item!r} in its list, wanted {wanted}.")
+    return list(returned)
+
+
+def resolve(factory: str, subject: str) -> Callable[..., Any]:
+    """Import "module:callable" for `subject` ("drafter 'dflash'"). PluginError keeps the cause."""
+    module_name, _, attributes = factory.partition(":")
+    if not FACTORY.fullmatch(factory):
+        raise PluginError(f"{subject} names the factory {factory!r}, wanted 'module:callable'.")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"{subject} could not be imported: {module_name!r} raised {type(error).__name__}: {error}. "
+            "Reinstall its package, or what it needs."
+        ) from error
+    for attribute in attributes.split("."):
+        if not hasattr(found, attribute):
+            raise PluginError(
+                f"{subject} names the factory {factory!r}, but {module_name!r} has no {attributes!r}."
+                f"{closest(attribute, vars(found))}"
+            )
+        found = getattr(found, attribute)
+    if not callable(found):
+        raise PluginError(f"{subject} names the factory {factory!r}, which is {found!r}, not a callable.")
+    callable_found: Callable[..., Any] = found
+    return callable_found
