@@ -19,7 +19,7 @@ BLOCK_WEIGHTS = 256
 
 
 def quantize(weights: Floats, format_name: str) -> npt.NDArray[np.generic]:
-    """`f32[..., row_weights]` to `u8[..., row_bytes]`; plain formats keep a dtype. ValueError if it cannot."""
+    """`f32[..., row_weights]` to `u8[..., row_bytes]`, plain formats to their dtype, or ValueError."""
     kind = gguf.GGMLQuantizationType[format_name]
     block_weights, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     if weights.shape[-1] % block_weights:
