@@ -50,7 +50,7 @@ def merge(trees: Sequence[Candidates], capacity: int) -> Candidates:
     its parent, so keeping the likeliest never orphans one.
     """
     trees = [tree for tree in trees if len(tree)]
-    if len(trees) == 1 and len(trees[0]) <= capacity and _distinct(trees[0]):
+    if len(trees) == 1 and len(trees[0]) <= capacity and _tidy(trees[0]):
         return trees[0]
     merged: dict[tuple[int, int], int] = {}
     tokens: list[int] = []
@@ -79,8 +79,13 @@ def merge(trees: Sequence[Candidates], capacity: int) -> Candidates:
     return _cut(Candidates(tuple(tokens), tuple(parents), tuple(survival), tuple(sources)), capacity)
 
 
-def _distinct(tree: Candidates) -> bool:
-    return len(set(zip(tree.parents, tree.tokens, strict=True))) == len(tree)
+def _tidy(tree: Candidates) -> bool:
+    """No two equal siblings, and no node likelier than its parent."""
+    monotone = all(
+        above < 0 or chance <= tree.survival[above]
+        for above, chance in zip(tree.parents, tree.survival, strict=True)
+    )
+    return monotone and len(set(zip(tree.parents, tree.tokens, strict=True))) == len(tree)
 
 
 def _cut(tree: Candidates, capacity: int) -> Candidates:

@@ -1,0 +1,235 @@
+"""Sampling against distributions computed by enumeration in plain Python."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from luce_core.contracts import ForwardBatch, SamplingParams
+from luce_core.ops import sampling
+from luce_core.ops.sampling import ParamTable, logprobs, process_logits, sample
+
+
+def batch(slots, indices, *, tokens=None, sees=None, sure=None, starts=None):
+    """A held batch of one row per sequence unless told otherwise."""
+    count = len(indices)
+    starts = starts or list(range(count + 1))
+    seq = [s for s in range(len(starts) - 1) for _ in range(starts[s], starts[s + 1])]
+
+    def ints(values):
+        return torch.tensor(values, dtype=torch.int32)
+
+    return ForwardBatch(
+        phase="held",
+        token=ints(tokens or [0] * count),
+        index=ints(indices),
+        position=ints([indices]),
+        seq=ints(seq),
+        query_start=ints(starts),
+        slot=ints(slots),
+        length=ints([0] * len(slots)),
+        sure=ints(sure or [1] * len(slots)),
+        parent=ints([-1] * count),
+        sees=torch.tensor([[value] for value in (sees or [1] * count)]),
+        table={},
+        wanted=ints(list(range(count))),
+    )
+
+
+def draw(logits, params, times, prompt=()):
+    """`times` independent draws from one row of logits: as many positions of one sequence."""
+    table = ParamTable(1, len(logits))
+    table.take(0, params, prompt, ())
+    b = batch([0] * times, list(range(len(prompt), len(prompt) + times)))
+    rows = torch.tensor(logits).float().repeat(times, 1)
+    step = table.step([0])
+    return sample(None, process_logits(None, rows, b, step), b, step).tolist()
+
+
+def softmax(values):
+    top = max(values)
+    weights = [math.exp(v - top) for v in values]
+    return [w / sum(weights) for w in weights]
+
+
+def filtered(logits, *, temperature=1.0, top_k=0, typical=1.0, top_p=1.0, min_p=0.0):
+    """The law by enumeration, in the documented order."""
+    p = softmax([v / temperature for v in logits])
+
+    def keep(allowed):
+        nonlocal p
+        total = sum(p[i] for i in allowed)
+        p = [v / total if i in allowed else 0.0 for i, v in enumerate(p)]
+
+    ranked = sorted(range(len(p)), key=lambda i: -p[i])
+    if top_k:
+        keep(set(ranked[:top_k]))
+    if typical < 1:
+        entropy = -sum(v * math.log(v) for v in p if v > 0)
+        order = sorted((i for i in range(len(p)) if p[i] > 0), key=lambda i: abs(-math.log(p[i]) - entropy))
+        allowed, mass = set(), 0.0
+        for i in order:
+            if mass >= typical:
+                break
+            allowed.add(i)
+            mass += p[i]
+        keep(allowed)
+    if top_p < 1:
+        allowed, mass = set(), 0.0
+        for i in sorted(range(len(p)), key=lambda i: -p[i]):
+            if mass >= top_p:
+                break
+            allowed.add(i)
+            mass += p[i]
+        keep(allowed)
+    if min_p:
+        keep({i for i, v in enumerate(p) if v >= min_p * max(p)})
+    return p
+
+
+def chi_square(counts, law, total):
+    return sum((counts.get(i, 0) - total * p) ** 2 / (total * p) for i, p in enumerate(law) if p > 0)
+
+
+LOGITS = [2.0, 1.5, 1.0, 0.7, 0.1, -0.4, -1.0, -3.0]
+CASES = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.0},
+    {"top_k": 3},
+    {"top_p": 0.7},
+    {"min_p": 0.3},
+    {"typical": 0.6},
+    {"temperature": 0.8, "top_k": 6, "top_p": 0.9, "min_p": 0.1},
+    {"temperature": 1.3, "top_k": 7, "typical": 0.8, "top_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("head", [4, 256], ids=["full sort", "head"])
+def test_draws_follow_the_enumerated_law(case, head, monkeypatch):
+    monkeypatch.setattr(sampling, "HEAD", head)
+    named = {("typical_p" if key == "typical" else key): value for key, value in case.items()}
+    total = 40_000
+    counts = Counter(draw(LOGITS, SamplingParams(seed=11, **named), total))
+    law = filtered(LOGITS, **case)
+    assert {i for i in counts} <= {i for i, p in enumerate(law) if p > 0}
+    # 7 degrees of freedom at most: 24.3 is the 0.1 % critical value.
+    assert chi_square(counts, law, total) < 24.3
+
+
+def test_a_head_that_does_not_cover_top_p_falls_back_to_the_whole_vocabulary(monkeypatch):
+    monkeypatch.setattr(sampling, "HEAD", 4)
+    logits = [0.0] * 64  # flat: the best four hold a sixteenth of the mass
+    seen = set(draw(logits, SamplingParams(seed=3, top_p=0.99), 4000))
+    assert len(seen) >= 60
+
+
+def test_temperature_zero_is_argmax_with_the_lowest_id_on_ties():
+    assert draw([1.0, 3.0, 3.0, 2.0], SamplingParams(temperature=0.0), 3) == [1, 1, 1]
+
+
+def test_greedy_and_sampled_rows_share_a_batch_without_disturbing_each_other():
+    table = ParamTable(2, len(LOGITS))
+    table.take(0, SamplingParams(temperature=0.0), [], ())
+    table.take(1, SamplingParams(temperature=1.0, top_p=0.9, seed=5), [], ())
+    rows = torch.tensor([LOGITS, LOGITS])
+    both = batch([0, 1], [4, 9])
+    step = table.step([0, 1])
+    picked = sample(None, process_logits(None, rows, both, step), both, step).tolist()
+    alone = batch([1], [9])
+    step = table.step([1])
+    assert picked == [0, int(sample(None, process_logits(None, rows[1:], alone, step), alone, step))]
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    table = ParamTable(3, 300)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, 300, generator=generator)
+    params = [
+        SamplingParams(seed=1),
+        SamplingParams(seed=2, top_k=5),
+        SamplingParams(seed=3, min_p=0.2, top_p=0.8),
+    ]
+    for slot, item in enumerate(params):
+        table.take(slot, item, [], ())
+    together = batch([0, 1, 2], [5, 6, 7])
+    step = table.step([0, 1, 2])
+    picked = sample(None, process_logits(None, rows, together, step), together, step).tolist()
+    for slot in range(3):
+        b, step = batch([slot], [5 + slot]), table.step([slot])
+        alone = sample(None, process_logits(None, rows[slot : slot + 1], b, step), b, step)
+        assert int(alone) == picked[slot]
+
+
+def test_the_input_of_process_logits_is_left_alone():
+    table = ParamTable(1, 4)
+    table.take(0, SamplingParams(temperature=0.5, logit_bias={1: 5.0}, presence=1.0), [2], ())
+    rows = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    before = rows.clone()
+    process_logits(None, rows, batch([0], [1]), table.step([0]))
+    assert torch.equal(rows, before)
+
+
+def test_logit_bias_is_added_before_everything():
+    assert draw([0.0, 0.0, 1.0], SamplingParams(temperature=0.0, logit_bias={0: 2.0}), 1) == [0]
+    assert set(draw([0.0, 0.0, 9.0], SamplingParams(seed=1, logit_bias={2: -100.0}), 500)) == {0, 1}
+
+
+def test_penalties_by_hand():
+    table = ParamTable(1, 5)
+    params = SamplingParams(temperature=0.0, repetition=2.0, frequency=0.5, presence=0.25)
+    table.take(0, params, [0, 1], ())
+    table.count(0, [1, 3, 3])
+    rows = torch.tensor([[4.0, -4.0, 1.0, 2.0, 0.0]])
+    out = process_logits(None, rows, batch([0], [4]), table.step([0]))
+    # repetition over prompt {0, 1} and answer {1, 3}; frequency and presence over the answer: 1 once, 3 twice.
+    assert out[0].tolist() == [2.0, -8.0 - 0.5 - 0.25, 1.0, 1.0 - 1.0 - 0.25, 0.0]
+
+
+def test_penalties_count_the_candidates_on_the_path_and_no_others():
+    table = ParamTable(1, 4)
+    table.take(0, SamplingParams(temperature=0.0, frequency=1.0), [0], ())
+    table.count(0, [1])
+    # rows: anchor 1, candidates 2 and 3 behind it (siblings), then 2 behind the first
+    b = batch([0], [1, 2, 2, 3], tokens=[1, 2, 3, 2], sees=[0b1, 0b11, 0b101, 0b1011], starts=[0, 4])
+    out = process_logits(None, torch.zeros(4, 4), b, table.step([0]))
+    assert out.tolist() == [
+        [0.0, -1.0, 0.0, 0.0],
+        [0.0, -1.0, -1.0, 0.0],
+        [0.0, -1.0, 0.0, -1.0],
+        [0.0, -1.0, -2.0, 0.0],
+    ]
+
+
+def test_a_slot_taken_again_starts_without_the_counts_of_the_last_sequence():
+    table = ParamTable(1, 3)
+    table.take(0, SamplingParams(temperature=0.0, frequency=1.0), [0], ())
+    table.count(0, [2, 2])
+    table.take(0, SamplingParams(temperature=0.0, frequency=1.0), [1], ())
+    out = process_logits(None, torch.zeros(1, 3), batch([0], [1]), table.step([0]))
+    assert out.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_min_tokens_forbids_the_ending_ids_until_then():
+    table = ParamTable(1, 3)
+    table.take(0, SamplingParams(temperature=0.0, min_tokens=2), [0, 0], ending=[2])
+    rows = torch.tensor([[0.0, 1.0, 9.0]]).repeat(3, 1)
+    b = batch([0, 0, 0], [1, 2, 3])  # rows that emit tokens 2, 3 and 4: the answer's first, second and third
+    step = table.step([0])
+    assert sample(None, process_logits(None, rows, b, step), b, step).tolist() == [1, 1, 2]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
+def test_every_unsigned_64_bit_seed_is_taken(seed):
+    assert draw(LOGITS, SamplingParams(seed=seed), 50) == draw(LOGITS, SamplingParams(seed=seed), 50)
+
+
+def test_logprobs_are_the_models_own():
+    rows = torch.tensor([LOGITS])
+    own, values, ids = logprobs(None, rows, torch.tensor([3]), 2)
+    law = softmax(LOGITS)
+    assert own[0] == pytest.approx(math.log(law[3]), abs=1e-5)
+    assert ids[0].tolist() == [0, 1]
+    assert values[0].tolist() == pytest.approx([math.log(law[0]), math.log(law[1])], abs=1e-5)
