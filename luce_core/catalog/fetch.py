@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from luce_core.catalog.sources import FileSource, HubSource, PypiSource, Source
 from luce_core.errors import DownloadError
@@ -149,36 +150,40 @@ def _last_words(lines: Sequence[str]) -> str:
 
 
 def _hub_download(source: HubSource, folder: Path, on_bytes: OnBytes) -> Path:
-    from huggingface_hub import hf_hub_download
+    """Through huggingface_hub, but into a part file that the next pull continues: `hf_hub_download` throws
+    its own away when it is interrupted.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
-    hub = folder / "hub"
-    subject = f"'hf:{source.repo}@{source.revision}#{source.file}'"
+    failures: tuple[type[BaseException], ...] = (HfHubHTTPError, OSError, *_transport_errors())
     try:
-        # In our folder, not in the shared cache: an interrupted download is continued from there.
-        with _watched(hub, on_bytes):
-            fetched = hf_hub_download(
-                source.repo,
-                source.file,
-                revision=source.revision,
-                local_dir=hub,
-            )
-    except (HfHubHTTPError, OSError, *_transport_errors()) as error:
+        headers = build_hf_headers()
+        url = hf_hub_url(source.repo, source.file, revision=source.revision)
+        found = get_hf_file_metadata(url, headers=headers)
+        if found.size is None or found.etag is None:
+            raise DownloadError(f"Model source {source.text!r}: the hub states no size or checksum for it.")
+        part = folder / f"hub-{found.etag}"
+        have = part.stat().st_size if part.is_file() else 0
+        if have < found.size:
+            if urlsplit(found.location).netloc != urlsplit(url).netloc:
+                headers = {name: value for name, value in headers.items() if name != "authorization"}
+            with _watched(folder, on_bytes), part.open("ab") as file:
+                http_get(found.location, file, resume_size=have, headers=headers, expected_size=found.size)
+    except failures as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise DownloadError(
-            f"Model source {subject} could not be fetched: {first[0]} Check the name, the network and, for "
-            "a gated "
-            "repository, HF_TOKEN; then run the same command again."
+            f"Model source {source.text!r} could not be fetched: {first[0]} Check the name, the network and, "
+            "for a gated repository, HF_TOKEN; the same command goes on from here."
         ) from error
-    return Path(fetched)
+    return part
 
 
-def _transport_errors() -> Iterator[type[Exception]]:
+def _transport_errors() -> tuple[type[BaseException], ...]:
     """Roots of the errors of the HTTP library that huggingface_hub brought along: it changed it twice."""
-    for name, root in (("httpx2", "HTTPError"), ("httpx", "HTTPError"), ("requests", "RequestException")):
-        if name in sys.modules:
-            found = getattr(sys.modules[name], root)
-            assert issubclass(found, Exception), found
-            yield found
+    roots = (("httpx2", "HTTPError"), ("httpx", "HTTPError"), ("requests", "RequestException"))
+    return tuple(getattr(sys.modules[name], root) for name, root in roots if name in sys.modules)

