@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from luce_core.contracts import API, Equivalence, PartSpec, PluginInfo
+from luce_core.catalog.entries import ENTRIES
+from luce_core.contracts import API, CatalogEntry, Equivalence, PartSpec, PluginInfo
 from luce_core.hookspecs import hookimpl
 
 
@@ -38,3 +39,9 @@ def luce_register_parts() -> list[PartSpec]:
             summary="every step as plain calls on the engine's thread",
         )
     ]
+
+
+@hookimpl
+def luce_register_catalog() -> list[CatalogEntry]:
+    """The default model and another small one."""
+    return list(ENTRIES)

@@ -37,6 +37,10 @@ class CoreOptions(BaseModel):
         None, description="Config file to read in place of the user's own and ./luce.toml."
     )
 
+    cache: Annotated[Path | None, Info(group="Model")] = Field(
+        None, description="Folder for pulled models; by default luce-core/models in the user's cache."
+    )
+
     # --- device and memory
     device: Annotated[str, Info(group="Device and memory", plan="device")] = Field(
         "auto", description="Device to run on, as `luce-core devices` lists them; auto takes the best."
@@ -80,8 +84,8 @@ class CoreOptions(BaseModel):
     chunk: Annotated[int, Info("tokens", group="Engine", plan="engine.row_budget")] = Field(
         512, ge=1, le=65536, description="Rows of one step: the size of a chunk of prompt processing."
     )
-    draft_nodes: Annotated[int, Info(group="Engine", plan="engine.draft_nodes")] = Field(
-        0, ge=0, le=1024, description="Candidate tokens a sequence may verify in a step; 0 = as drafters ask."
+    draft_nodes: Annotated[int, Info(group="Engine", plan="speculation.nodes")] = Field(
+        16, ge=0, le=1024, description="Candidate tokens a sequence may verify in a step; 0 = none."
     )
     scheduler: Annotated[str, Info(group="Engine", plan="parts.scheduler")] = Field(
         "fair", description="Who runs next."
@@ -97,6 +101,12 @@ class CoreOptions(BaseModel):
     )
     residency: Annotated[str | None, Info(group="Engine", plan="parts.residency")] = Field(
         None, description="Which chunks of a long context stay in memory; 'none' for all."
+    )
+    encoder: Annotated[tuple[str, ...], Info(group="Engine", plan="parts.encoder")] = Field(
+        (), description="Encoders of images and other media; 'none' for none."
+    )
+    chat: Annotated[tuple[str, ...], Info(group="Engine", plan="parts.chat")] = Field(
+        (), description="Chat parts, best first; by default those that suit the architecture."
     )
     experts: Annotated[str | None, Info(group="Engine", plan="parts.experts")] = Field(
         None, description="Where experts lie; 'none' for all in memory."

@@ -25,9 +25,9 @@ from luce_core.contracts import (
     Profile,
     QuantFormat,
 )
-from luce_core.errors import PluginError
+from luce_core.errors import LuceError
 from luce_core.option_fields import OptionField, model_fields
-from luce_core.registry import CORE, FACTORY, BoundHook, PluginRecord, Status, closest, declarations
+from luce_core.registry import CORE, FACTORY, BoundHook, PluginRecord, Status, closest, declarations, guarded
 
 CORE_DISTRIBUTION = "luce-core"
 
@@ -145,10 +145,7 @@ def _check_requirements(candidate: Candidate, core_version: str) -> None:
 def load(find: Found) -> None:
     """Import the module of hooks and check it; fills the find's hooks, declarations and info."""
     candidate = find.candidate
-    try:
-        module = candidate.load()
-    except (Exception, SystemExit) as error:  # the named boundary: a plugin's import may raise anything
-        raise Refused("broken", f"importing it raised {type(error).__name__}: {error}") from error
+    module = _attempt("importing it", candidate.load)
     hooks = _hooks_of(module, candidate.name)
     find.hooks = hooks
     by_name = {bound.hook: bound for bound in hooks}
@@ -214,10 +211,7 @@ def _check_arguments(function: Callable[..., Any], hook: str) -> None:
 def _info_of(hooks: Mapping[str, BoundHook], name: str) -> PluginInfo:
     if "luce_plugin_info" not in hooks:
         raise Refused("broken", "it does not implement luce_plugin_info, the one mandatory hook")
-    try:
-        info = hooks["luce_plugin_info"]()
-    except (Exception, SystemExit) as error:  # the named boundary: plugin load
-        raise Refused("broken", f"luce_plugin_info raised {type(error).__name__}: {error}") from error
+    info = _attempt("luce_plugin_info", hooks["luce_plugin_info"])
     if not isinstance(info, PluginInfo):
         raise Refused("broken", f"luce_plugin_info returned {info!r}, wanted a PluginInfo")
     if info.api != API:
@@ -243,10 +237,17 @@ def _option_fields(info: PluginInfo) -> list[OptionField]:
     return model_fields(model, info.name)
 
 
+def _attempt(subject: str, call: Callable[[], Any]) -> Any:
+    try:
+        return guarded(subject, call)
+    except LuceError as error:
+        raise Refused("broken", str(error)) from error
+
+
 def _declared(bound: BoundHook, of: tuple[type, ...]) -> list[Any]:
     try:
         return declarations(bound, of)
-    except PluginError as error:
+    except LuceError as error:
         raise Refused("broken", str(error)) from error
 
 

@@ -27,7 +27,7 @@ from luce_core.contracts import (
     Profile,
     QuantFormat,
 )
-from luce_core.errors import PluginError
+from luce_core.errors import ModelFormatError, PluginError, UsageError
 
 T = TypeVar("T")
 Status = Literal["loaded", "incompatible", "broken", "duplicate", "blocked"]
@@ -246,7 +246,7 @@ class Registry:
     def failure(self, plugin: str, error: PluginError) -> Problem:
         """A plugin that failed in a hook of the plan: it stays out; fatal if the user named it."""
         return Problem(
-            f"P{self.title(plugin)[1:]} stays out of the plan: {error}",
+            f"P{self.title(plugin)[1:]} stays out of the plan: {error}.",
             f"Report it to its authors, or leave it out: --plugin-block {plugin}.",
             fatal=plugin in self.named,
         )
@@ -275,21 +275,27 @@ def _word(kind: str) -> str:
     return KIND_WORDS.get(kind, kind)
 
 
-def declarations(bound: BoundHook, of: tuple[type, ...], **values: Any) -> list[Any]:
-    """Call a hook that returns declarations and check what came back. PluginError names plugin and hook.
-
-    This is the boundary of everything a plugin runs at start-up, so it catches whatever is raised.
+def guarded(subject: str, call: Callable[..., Any], **values: Any) -> Any:
+    """Call a plugin's code at start-up. Whatever it raises becomes a PluginError that keeps the cause; an error
+    about the model file or the user's input passes as it is.
     """
     try:
-        returned = bound(**values)
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{bound.hook} raised {type(error).__name__}: {error}") from error
+        return call(**values)
+    except (ModelFormatError, UsageError):
+        raise
+    except (Exception, SystemExit) as error:  # the named boundary: plugin code before the engine runs
+        raise PluginError(f"{subject} raised {type(error).__name__}: {error}") from error
+
+
+def declarations(bound: BoundHook, of: tuple[type, ...], **values: Any) -> list[Any]:
+    """Call a hook that returns declarations and check what came back. PluginError names the hook."""
+    returned = guarded(bound.hook, bound, **values)
     wanted = " or ".join(item.__name__ for item in of)
     if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
-        raise PluginError(f"{bound.hook} returned {returned!r}, wanted a list of {wanted} (empty for none).")
+        raise PluginError(f"{bound.hook} returned {returned!r}, wanted a list of {wanted} (empty for none)")
     for item in returned:
         if not isinstance(item, of):
-            raise PluginError(f"{bound.hook} returned {item!r} in its list, wanted {wanted}.")
+            raise PluginError(f"{bound.hook} returned {item!r} in its list, wanted {wanted}")
     return list(returned)
 
 
@@ -298,13 +304,7 @@ def resolve(factory: str, subject: str) -> Callable[..., Any]:
     module_name, _, attributes = factory.partition(":")
     if not FACTORY.fullmatch(factory):
         raise PluginError(f"{subject} names the factory {factory!r}, wanted 'module:callable'.")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"{subject} could not be imported: {module_name!r} raised {type(error).__name__}: {error}. "
-            "Reinstall its package, or what it needs."
-        ) from error
+    found = guarded(f"{subject}: importing {module_name!r}", importlib.import_module, name=module_name)
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
             raise PluginError(
