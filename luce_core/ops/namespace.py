@@ -30,7 +30,7 @@ STATE_OPS = frozenset({"commit_pages", "commit_slot", "write_log", "shift"})
 ENGINE_OPS = frozenset(
     {
         *("process_logits", "sample", "merge_trees", "tree_from_lattice", "accept"),
-        *("commit", "observe", "prompt_logprobs"),
+        *("commit", "observe", "prompt_logprobs", "logprobs"),
     }
 )
 KNOWN_OPS = COARSE_OPS | FINE_OPS | WEIGHT_OPS | STATE_OPS | ENGINE_OPS

@@ -83,9 +83,9 @@ def _forbid(name: str) -> None:
 for _name in (
     *("__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__", "__rmul__"),
     *("__imul__", "__matmul__", "__rmatmul__", "__truediv__", "__rtruediv__", "__floordiv__", "__mod__"),
-    *("__pow__", "__rpow__", "__neg__", "__abs__", "__invert__", "__and__", "__or__", "__xor__", "__eq__", "__ne__"),
-    *("__lt__", "__le__", "__gt__", "__ge__", "__bool__", "__len__", "__iter__", "__contains__"),
-    *("__int__", "__float__", "__index__", "__setitem__", "__delitem__", "__hash__"),
+    *("__pow__", "__rpow__", "__neg__", "__abs__", "__invert__", "__and__", "__or__", "__xor__"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__", "__len__", "__iter__"),
+    *("__contains__", "__int__", "__float__", "__index__", "__setitem__", "__delitem__", "__hash__"),
 ):
     _forbid(_name)
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from luce_core.ops import attention, coarse, fine, pack, state
+from luce_core.ops import attention, coarse, fine, pack, sampling, state
 from luce_core.ops.namespace import Layer
 
-REFERENCE: Layer = {**pack.OPS, **fine.OPS, **attention.OPS, **coarse.OPS, **state.OPS}
+ENGINE: Layer = {
+    "process_logits": sampling.process_logits,
+    "sample": sampling.sample,
+    "logprobs": sampling.logprobs,
+}
+
+REFERENCE: Layer = {**pack.OPS, **fine.OPS, **attention.OPS, **coarse.OPS, **state.OPS, **ENGINE}

@@ -1,0 +1,123 @@
+"""A network as the engine sees it: forward, commit, and what drafters may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
+from torch import Tensor
+
+from luce_core.contracts import (
+    Commit,
+    ForwardBatch,
+    ForwardResult,
+    Linear,
+    ModelSpec,
+    Network,
+    Program,
+    Region,
+)
+from luce_core.errors import EngineError
+from luce_core.model.state import ModelState
+from luce_core.ops import OpsNamespace
+
+
+@frozen(eq=False)
+class Built:
+    """A network ready to run: its methods, direct or as compiled programs."""
+
+    network: Network
+    trunk: Callable[[ForwardBatch], Tensor]
+    logits: Callable[[Tensor], Tensor]
+    record: Callable[[], tuple[Program, Program]]
+    """Records trunk and logits, before any rewrite. Raises PluginError for a network that is not ops only."""
+
+
+class NetworkBackend:
+    """`ModelBackend` and `DFlashTarget` over one network. Folds at once, so nothing is ever pending."""
+
+    def __init__(self, spec: ModelSpec, ops: OpsNamespace, state: ModelState) -> None:
+        self.spec = spec
+        self.ops = ops
+        self.state = state
+        self._built: Built | None = None
+        self._programs: tuple[Program, Program] | None = None
+        self._table: tuple[Linear, float] | None = None
+
+    def attach(self, built: Built) -> None:
+        """Run this network from now on."""
+        self._built = built
+
+    def detach(self) -> None:
+        """Forget the network and with it the weights."""
+        self._built = self._programs = self._table = None
+
+    @property
+    def nextn(self) -> Network | None:
+        """The MTP block, where the file has one."""
+        return self._running().network.nextn
+
+    def forward(self, batch: ForwardBatch) -> ForwardResult:
+        """Run one batch. logits for the wanted rows when held; prefill gives `final` only."""
+        if batch.pending is not None:
+            raise EngineError(
+                f"Model {self.state.model!r} was given a batch with a pending commit, but it folds at once: "
+                "call `commit`."
+            )
+        built = self._running()
+        final = built.trunk(batch)
+        for tap, buffer in batch.taps.items():
+            if tap.kind == "final":
+                buffer[: final.shape[0]].copy_(final)
+        rows = final.index_select(0, batch.wanted)
+        return ForwardResult(rows, built.logits(rows) if batch.phase == "held" else None)
+
+    def commit(self, batch: ForwardBatch, commit: Commit) -> None:
+        """Apply the accepted rows of a held batch to pages and slots; count 0 leaves a sequence as it was."""
+        for regions in self.state.by_group.values():
+            self.ops.commit_pages(batch, commit, regions)
+        for slot in self.state.slots.values():
+            self.ops.commit_slot(batch, commit, slot)
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """Nothing to finish: commits fold at once."""
+
+    # --- what drafters may ask
+
+    def embed(self, token: Tensor) -> Tensor:
+        """i32[T] -> f32[T, E], as the network embeds it: the same table and scale."""
+        if self._table is None:
+            self._table = _embedding(self.programs()[0])
+        table, scale = self._table
+        rows: Tensor = self.ops.table_rows(table, token)
+        return rows if scale == 1.0 else rows * scale
+
+    def head(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
+        """[R, final_width] -> f32[R, V], or f32[R, len(ids)]."""
+        logits = self._running().logits(hidden)
+        return logits if ids is None else logits.index_select(1, ids)
+
+    def region(self, name: str) -> Region:
+        """Pages of this model. Read-only to the caller."""
+        return self.state.regions[name]
+
+    def programs(self) -> tuple[Program, Program]:
+        """The recorded trunk ("batch" -> final) and logits ("final" -> logits), without rewrites."""
+        if self._programs is None:
+            self._programs = self._running().record()
+        return self._programs
+
+    def _running(self) -> Built:
+        if self._built is None:
+            raise EngineError(f"Model {self.state.model!r} is parked. Call `unpark` before it is used.")
+        return self._built
+
+
+def _embedding(trunk: Program) -> tuple[Linear, float]:
+    """Table and scale of the program's embed call."""
+    for call in trunk.calls:
+        if call.op == "embed":
+            given = dict(zip(("b", "table", "scale"), call.args, strict=False))
+            named = {"scale": 1.0, **given, **call.kwargs}
+            return named["table"], named["scale"]
+    raise EngineError("This model's program has no 'embed' call, so a drafter cannot embed tokens with it.")

@@ -1,0 +1,202 @@
+"""From host rows to a `ForwardBatch`. On the path of every step: cheap for one sequence with one row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from attrs import Factory, frozen
+from torch import Tensor
+
+from luce_core.contracts import BlockTable, ForwardBatch, SeqTable, Tap
+
+WORD_BITS = 64
+PADDING = -2
+"""`parent` of a row that stands for nothing."""
+
+
+@frozen(eq=False)
+class RowSet:
+    """(host) The rows of one sequence in a batch."""
+
+    slot: int
+    length: int
+    """Committed tokens; the first row's index."""
+    tokens: Sequence[int]
+    tables: Mapping[str, SeqTable]
+    """By group name, without the model's."""
+    sure: int = 1
+    """held: decided rows, a chain; candidates follow."""
+    parents: Sequence[int] | None = None
+    """held: row within the sequence, -1 root, -2 padding, per row; None = one chain."""
+    wanted: Sequence[int] | None = None
+    """Rows whose logits are wanted; None = all when held, none in prefill."""
+    positions: Sequence[Sequence[int]] | None = None
+    """RoPE positions [axes][rows]; None = the index on every axis."""
+
+
+def make_batch(
+    phase: Literal["held", "prefill"],
+    rows: Sequence[RowSet],
+    *,
+    axes: int = 1,
+    device: str = "cpu",
+    taps: Mapping[Tap, Tensor] | None = None,
+) -> ForwardBatch:
+    """The batch of these rows. Its tensors are its own, but for constants that one-row batches share."""
+    if phase == "held" and len(rows) == 1 and len(rows[0].tokens) == 1 and _plain(rows[0]):
+        return _single_row(rows[0], axes, device, taps)
+    counts = [len(row.tokens) for row in rows]
+    starts = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    index, parents, sees = _places(phase, rows)
+    tensor = _Tensors(device)
+    token = [token for row in rows for token in row.tokens]
+    index_tensor = tensor.i32(index)
+    return ForwardBatch(
+        phase=phase,
+        token=tensor.i32(token),
+        index=index_tensor,
+        position=_positions(rows, index_tensor, axes, tensor),
+        seq=tensor.i32(np.repeat(np.arange(len(rows)), counts)),
+        query_start=tensor.i32(starts),
+        slot=tensor.i32([row.slot for row in rows]),
+        length=tensor.i32([row.length for row in rows]),
+        sure=tensor.i32([row.sure if phase == "held" else len(row.tokens) for row in rows]),
+        parent=tensor.i32(parents),
+        sees=tensor.i64(sees),
+        table={group: _block_table([row.tables[group] for row in rows], tensor) for group in rows[0].tables},
+        wanted=tensor.i32(_wanted(phase, rows, starts.tolist())),
+        taps=taps or {},
+    )
+
+
+# --- one decoded row, the common case
+
+
+def _plain(row: RowSet) -> bool:
+    return (
+        row.positions is None
+        and (row.parents is None or row.parents[0] == -1)
+        and (row.wanted is None or len(row.wanted) == 1)
+    )
+
+
+@frozen(eq=False)
+class _Constants:
+    """What is the same in every batch of one sequence and one row."""
+
+    zero: Tensor = Factory(lambda: torch.zeros(1, dtype=torch.int32))
+    one: Tensor = Factory(lambda: torch.ones(1, dtype=torch.int32))
+    bounds: Tensor = Factory(lambda: torch.tensor([0, 1], dtype=torch.int32))
+    root: Tensor = Factory(lambda: torch.tensor([-1], dtype=torch.int32))
+    itself: Tensor = Factory(lambda: torch.ones(1, 1, dtype=torch.int64))
+
+
+_CPU_CONSTANTS = _Constants()
+
+
+def _single_row(row: RowSet, axes: int, device: str, taps: Mapping[Tap, Tensor] | None) -> ForwardBatch:
+    tensor = _Tensors(device)
+    same = _CPU_CONSTANTS
+    numbers = tensor.i32([row.tokens[0], row.length, row.slot])
+    token, index, slot = numbers[:1], numbers[1:2], numbers[2:]
+    return ForwardBatch(
+        phase="held",
+        token=token,
+        index=index,
+        position=index.expand(axes, 1),
+        seq=tensor.here(same.zero),
+        query_start=tensor.here(same.bounds),
+        slot=slot,
+        length=index,
+        sure=tensor.here(same.one),
+        parent=tensor.here(same.root),
+        sees=tensor.here(same.itself),
+        table={group: _block_table([table], tensor) for group, table in row.tables.items()},
+        wanted=tensor.here(same.zero),
+        taps=taps or {},
+    )
+
+
+# --- pieces
+
+
+class _Tensors:
+    """Makes tensors on one device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.on_cpu = device == "cpu"
+
+    def here(self, tensor: Tensor) -> Tensor:
+        return tensor if self.on_cpu else tensor.to(self.device)
+
+    def i32(self, values: Sequence[int] | Sequence[Sequence[int]] | np.ndarray) -> Tensor:
+        return self.here(torch.from_numpy(np.array(values, np.int32)))
+
+    def i64(self, values: np.ndarray) -> Tensor:
+        return self.here(torch.from_numpy(values))
+
+
+def _places(
+    phase: Literal["held", "prefill"], rows: Sequence[RowSet]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """index i32[T], parent i32[T], sees i64[T, words]."""
+    if phase == "prefill":
+        index = np.concatenate([np.arange(row.length, row.length + len(row.tokens)) for row in rows])
+        chain = np.concatenate([np.arange(-1, len(row.tokens) - 1) for row in rows])
+        return index, chain, np.zeros((len(index), 0), np.int64)
+    most = max(len(row.tokens) for row in rows)
+    words = -(-most // WORD_BITS)
+    indexes: list[int] = []
+    parents: list[int] = []
+    bits: list[bytes] = []
+    for row in rows:
+        tree = range(-1, len(row.tokens) - 1) if row.parents is None else row.parents
+        above: list[int] = []
+        for place, parent in enumerate(tree):
+            if not -2 <= parent < place:
+                raise ValueError(f"row {place} has the parent {parent}; rows follow parents: {list(tree)}")
+            own = 1 << place
+            above.append(0 if parent == PADDING else own | (above[parent] if parent >= 0 else 0))
+            indexes.append(row.length + above[-1].bit_count() - 1 if above[-1] else row.length)
+            bits.append(above[-1].to_bytes(8 * words, "little"))
+        parents += tree
+    sees = np.frombuffer(bytearray(b"".join(bits)), "<i8").reshape(len(parents), words)
+    return np.array(indexes), np.array(parents), sees
+
+
+def _positions(rows: Sequence[RowSet], index: Tensor, axes: int, tensor: _Tensors) -> Tensor:
+    if all(row.positions is None for row in rows):
+        return index.expand(axes, -1)
+    columns = []
+    for row in rows:
+        own = range(row.length, row.length + len(row.tokens))
+        columns.append(np.array([own] * axes if row.positions is None else row.positions))
+    return tensor.i32(np.concatenate(columns, axis=1))
+
+
+def _block_table(tables: Sequence[SeqTable], tensor: _Tensors) -> BlockTable:
+    counts = [len(table.blocks) for table in tables]
+    if len(tables) == 1:
+        both = tensor.i32([tables[0].blocks, tables[0].firsts])
+        return BlockTable(block=both[:1], first=both[1:], count=tensor.i32(counts))
+    both_host = np.zeros((2, len(tables), max(counts)), np.int32)
+    for s, table in enumerate(tables):
+        both_host[0, s, : counts[s]] = table.blocks
+        both_host[1, s, : counts[s]] = table.firsts
+    both = tensor.i32(both_host)
+    return BlockTable(block=both[0], first=both[1], count=tensor.i32(counts))
+
+
+def _wanted(phase: str, rows: Sequence[RowSet], starts: list[int]) -> list[int]:
+    wanted: list[int] = []
+    for row, start in zip(rows, starts, strict=False):
+        chosen = row.wanted
+        if chosen is None:
+            chosen = range(len(row.tokens)) if phase == "held" else ()
+        wanted += [start + place for place in chosen]
+    return wanted

@@ -1,0 +1,150 @@
+"""Loads a model: maps its file, packs its weights, allocates its state, builds and binds its network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from attrs import evolve
+
+from luce_core.contracts import ModelPlan, ModelSpec, Network, Ops, Program, StateSizes, Weights
+from luce_core.errors import ModelFormatError, UsageError
+from luce_core.gguf import FORMATS, FormatRegistry, GgufFile, GgufHeader
+from luce_core.model.backend import Built, NetworkBackend
+from luce_core.model.state import ModelState
+from luce_core.model.weights import FileWeights, Progress
+from luce_core.ops import Layer, OpsNamespace, Recorder, build_ops, compile_program, rewrite
+
+Build = Callable[[ModelSpec, Weights, Ops], Network]
+Rewrite = Callable[[Program, OpsNamespace], Program]
+REWRITE = "*"
+"""The entry of an op layer that rewrites recorded programs."""
+
+
+class Loader:
+    """`ModelLoader`. Knows no plugin: architectures and op layers are looked up through what it is given."""
+
+    def __init__(
+        self,
+        build_of: Callable[[str], Build],
+        layer_of: Callable[[str], Layer],
+        sizes: StateSizes,
+        *,
+        tokenizer_of: Callable[[GgufHeader], Any] | None = None,
+        progress: Progress | None = None,
+        formats: FormatRegistry = FORMATS,
+    ) -> None:
+        """build_of: architecture -> its `build`. layer_of: name of an op layer -> op -> implementation."""
+        self._build_of = build_of
+        self._layer_of = layer_of
+        self._sizes = sizes
+        self._tokenizer_of = tokenizer_of
+        self._progress = progress
+        self._formats = formats
+
+    def load(self, plan: ModelPlan, layer: Mapping[str, Callable[..., Any]] | None = None) -> Model:
+        """Map the file, pack the weights, allocate the state; `layer` lies on top of the plan's op layers."""
+        device = _only_device(plan)
+        layers = [dict(self._layer_of(name)) for name in plan.op_layers]
+        if layer:
+            layers.append(dict(layer))
+        rewrites = tuple(found for found in (one.pop(REWRITE, None) for one in layers) if found is not None)
+        ops = build_ops(*layers)
+        with GgufFile.open(plan.path, self._formats) as file:
+            spec = plan.spec if plan.spec.identity else evolve(plan.spec, identity=file.identity())
+            tokenizer = None if self._tokenizer_of is None else self._tokenizer_of(file.header)
+            state = ModelState(plan.name, spec.layout, self._sizes, device)
+            model = Model(
+                plan=plan,
+                backend=NetworkBackend(spec, ops, state),
+                tokenizer=tokenizer,
+                build=self._build_of(spec.arch),
+                rewrites=rewrites,
+                progress=self._progress,
+                formats=self._formats,
+            )
+            model.attach(file)
+        return model
+
+
+class Model:
+    """`LoadedModel`. Engine or start-up thread, never both at once."""
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        backend: NetworkBackend,
+        tokenizer: Any,
+        build: Build,
+        rewrites: tuple[Rewrite, ...],
+        progress: Progress | None,
+        formats: FormatRegistry,
+    ) -> None:
+        self.plan = plan
+        self.backend = backend
+        self.target = backend
+        self.tokenizer = tokenizer
+        self.generation = 0
+        self._progress = progress
+        self._formats = formats
+        self._build = build
+        self._rewrites = rewrites
+        self._identity = ""
+
+    @property
+    def ops(self) -> OpsNamespace:
+        """The namespace its network runs with."""
+        return self.backend.ops
+
+    @property
+    def state(self) -> ModelState:
+        """Regions and slots of this model."""
+        return self.backend.state
+
+    def attach(self, file: GgufFile) -> None:
+        """Pack the weights of the open file and bind the network to them."""
+        self._identity = file.identity()
+        spec, ops = self.backend.spec, self.backend.ops
+        weights = FileWeights(file, ops, self.state, self.state.device, self._progress)
+        network = self._build(spec, weights, cast("Ops", ops))
+
+        def record() -> tuple[Program, Program]:
+            recorder = Recorder(ops)
+            recorded = self._build(spec, weights, cast("Ops", recorder))
+            return recorder.record(recorded.trunk), recorder.record(recorded.logits, ("final",))
+
+        if not self._rewrites:
+            self.backend.attach(Built(network, network.trunk, network.logits, record))
+            return
+        trunk, logits = (rewrite(program, self._rewrites, ops) for program in record())
+        self.backend.attach(
+            Built(network, compile_program(trunk, ops), compile_program(logits, ops), record)
+        )
+
+    def park(self) -> None:
+        """Give the device memory back. The state's content is kept; on the CPU it stays where it is."""
+        self.backend.detach()
+        self.state.park()
+
+    def unpark(self) -> None:
+        """Pack the weights again, from the same file. Raises ModelFormatError if it has changed."""
+        self.state.unpark()
+        with GgufFile.open(self.plan.path, self._formats) as file:
+            if file.identity() != self._identity:
+                raise ModelFormatError(
+                    f"Model file '{self.plan.path}' has changed since it was loaded. Restart to serve the "
+                    "new one."
+                )
+            self.attach(file)
+        self.generation += 1
+
+
+def _only_device(plan: ModelPlan) -> str:
+    devices = sorted(set(plan.layer_device))
+    if len(devices) != 1 or plan.shards != 1:
+        where = ", ".join(map(repr, devices)) or "no device"
+        raise UsageError(
+            f"Model {plan.name!r} is planned on {where} in {plan.shards} shards; a model runs whole on one "
+            "device. Choose one with --device."
+        )
+    return devices[0]

@@ -1,0 +1,202 @@
+"""What the headers of decoder models have in common, read once and checked. Torch-free.
+
+Architecture plugins call these from `describe`; nothing here knows an architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from attrs import frozen
+
+from luce_core.contracts import CacheOptions, Field, Group, Pages, StateLayout
+from luce_core.errors import ModelFormatError
+from luce_core.gguf import GgufHeader
+from luce_core.gguf.complaint import RECONVERT, bad, quote
+
+MAX_LAYERS = 4096
+MAX_WIDTH = 1 << 20
+"""No published model comes near either; what is larger is a damaged file."""
+
+FULL_GROUP = "full"
+"""The usual name of the group of regions without a window."""
+
+
+@frozen
+class RopeParams:
+    """Rotary embedding as the header states it; `luce_core.model.helpers.rope_spec` makes the tensor."""
+
+    theta: float
+    num_rotated: int
+    """n_rot: leading features of each head that turn."""
+    scaling: Literal["none", "linear", "yarn"] = "none"
+    factor: float = 1.0
+    original_context: int = 0
+    attention_factor: float = 1.0
+    """YaRN: on top of its own magnitude."""
+    ext_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@frozen
+class DecoderParams:
+    """Hyper-parameters of a standard decoder, per layer where files may differ by layer."""
+
+    num_layers: int
+    hidden: int
+    vocab: int
+    context: int
+    heads: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    head_dim: int
+    value_dim: int
+    ffn: tuple[int, ...]
+    eps: float
+    rope: RopeParams
+
+
+def bad_key(header: GgufHeader, key: str, got: str, wanted: str) -> ModelFormatError:
+    """The error of a key whose value an architecture cannot use. `got` begins with a verb."""
+    return bad(header.path, f"metadata key {quote(header.key(key))}", got, wanted, RECONVERT)
+
+
+def read_decoder(header: GgufHeader) -> DecoderParams:
+    """The common keys `{a}.*`. Raises ModelFormatError naming the key."""
+    total = header.uint("{a}.block_count", low=1, high=MAX_LAYERS)
+    num_layers = total - header.uint("{a}.nextn_predict_layers", 0, high=total - 1)
+    hidden = header.uint("{a}.embedding_length", low=1, high=MAX_WIDTH)
+    heads = header.per_layer_uint("{a}.attention.head_count", total, low=1, high=MAX_WIDTH)[:num_layers]
+    if header.has("{a}.attention.head_count_kv"):
+        kv_heads = header.per_layer_uint("{a}.attention.head_count_kv", total, low=1, high=MAX_WIDTH)
+    else:
+        kv_heads = heads
+    _check_grouping(header, heads, kv_heads[:num_layers])
+    head_dim = header.uint("{a}.attention.key_length", None, low=1, high=MAX_WIDTH)
+    if head_dim is None:
+        head_dim = _even_share(header, hidden, heads[0])
+    return DecoderParams(
+        num_layers=num_layers,
+        hidden=hidden,
+        vocab=vocab_size(header),
+        context=header.uint("{a}.context_length", low=1),
+        heads=heads,
+        kv_heads=kv_heads[:num_layers],
+        head_dim=head_dim,
+        value_dim=header.uint("{a}.attention.value_length", head_dim, low=1, high=MAX_WIDTH),
+        ffn=header.per_layer_uint("{a}.feed_forward_length", total, 0, high=MAX_WIDTH)[:num_layers],
+        eps=header.float("{a}.attention.layer_norm_rms_epsilon"),
+        rope=read_rope(header, head_dim),
+    )
+
+
+def _even_share(header: GgufHeader, hidden: int, heads: int) -> int:
+    """The head dimension of a file without `key_length`."""
+    if hidden % heads:
+        raise bad_key(header, "{a}.attention.head_count", f"is {heads}", f"a divisor of the width {hidden}")
+    return hidden // heads
+
+
+def _check_grouping(header: GgufHeader, heads: tuple[int, ...], kv_heads: tuple[int, ...]) -> None:
+    for layer, (count, kv_count) in enumerate(zip(heads, kv_heads, strict=True)):
+        if count % kv_count:
+            got = f"is {kv_count} for layer {layer}"
+            raise bad_key(header, "{a}.attention.head_count_kv", got, f"a divisor of its {count} query heads")
+
+
+def vocab_size(header: GgufHeader) -> int:
+    """Rows of the embedding table: `{a}.vocab_size` may differ from it by padding."""
+    shape = header.tensor("token_embd.weight").shape
+    if len(shape) != 2:
+        got = f"has the shape {list(shape)}"
+        raise bad(header.path, "tensor 'token_embd.weight'", got, "[vocabulary, width]", RECONVERT)
+    return shape[0]
+
+
+def read_rope(header: GgufHeader, head_dim: int) -> RopeParams:
+    """Rotary embedding: `{a}.rope.*`."""
+    num_rotated = header.uint("{a}.rope.dimension_count", head_dim, low=2, high=head_dim)
+    if num_rotated % 2:
+        raise bad_key(header, "{a}.rope.dimension_count", f"is {num_rotated}", "an even number")
+    theta = header.float("{a}.rope.freq_base", 10000.0)
+    if theta <= 0.0:
+        raise bad_key(header, "{a}.rope.freq_base", f"is {theta}", "a number above 0")
+    factor = header.float("{a}.rope.scaling.factor", header.float("{a}.rope.scale_linear", 1.0))
+    if factor <= 0.0:
+        raise bad_key(header, "{a}.rope.scaling.factor", f"is {factor}", "a number above 0")
+    kind = header.str("{a}.rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise bad_key(header, "{a}.rope.scaling.type", f"is {kind!r}", "'none', 'linear' or 'yarn'")
+    if kind == "none" or factor == 1.0:
+        return RopeParams(theta, num_rotated)
+    return RopeParams(
+        theta=theta,
+        num_rotated=num_rotated,
+        scaling="yarn" if kind == "yarn" else "linear",
+        factor=factor,
+        original_context=header.uint(
+            "{a}.rope.scaling.original_context_length", header.uint("{a}.context_length", low=1), low=1
+        ),
+        attention_factor=header.float(
+            "{a}.rope.scaling.yarn_attn_factor", header.float("{a}.rope.scaling.attn_factor", 1.0)
+        ),
+        ext_factor=header.float("{a}.rope.scaling.yarn_ext_factor", 1.0),
+        beta_fast=header.float("{a}.rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=header.float("{a}.rope.scaling.yarn_beta_slow", 1.0),
+    )
+
+
+def full_attention_layout(params: DecoderParams) -> StateLayout:
+    """One region of k and v per layer, all in one group without a window."""
+    pages = tuple(
+        Pages(
+            name=kv_region(layer),
+            group=FULL_GROUP,
+            layer=layer,
+            fields={
+                "k": Field((params.kv_heads[layer], params.head_dim), "kv.k"),
+                "v": Field((params.kv_heads[layer], params.value_dim), "kv.v"),
+            },
+        )
+        for layer in range(params.num_layers)
+    )
+    return StateLayout((Group(FULL_GROUP),), pages)
+
+
+def kv_region(layer: int) -> str:
+    """The usual name of a layer's key and value pages."""
+    return f"blk.{layer}.kv"
+
+
+def special_tokens(header: GgufHeader) -> Mapping[str, tuple[int, ...]]:
+    """Ids of `tokenizer.ggml.*_token_id`, by the name in the key."""
+    names = ("bos", "eos", "eot", "eom", "pad", "unk")
+    found = {name: header.uint(f"tokenizer.ggml.{name}_token_id", None) for name in names}
+    return {name: (token,) for name, token in found.items() if token is not None}
+
+
+@frozen
+class WeightTotals:
+    """Sizes for the plan."""
+
+    parameters: int
+    weight_bytes: int
+    active_bytes: int
+
+
+def weight_totals(header: GgufHeader, names: Iterable[str] | None = None) -> WeightTotals:
+    """Sizes of a dense model with the tensors `names` (None = all in the file).
+
+    One decoded token reads every matrix once; of the embedding table only a row, unless it serves as head.
+    """
+    tensors = [header.tensors[name] for name in (header.tensors if names is None else names)]
+    total = sum(tensor.num_bytes for tensor in tensors)
+    tied = "output.weight" not in header.tensors
+    table = 0 if tied else header.tensor("token_embd.weight").num_bytes
+    return WeightTotals(sum(tensor.num_weights for tensor in tensors), total, total - table)
+
+
+def context_of(params: DecoderParams, options: CacheOptions) -> int:
+    """Tokens per sequence the user asked for, else what the model was trained for."""
+    return options.context or params.context
