@@ -10,8 +10,7 @@ test in `tests/gguf/test_hostile.py`.
 
 from __future__ import annotations
 
-import atexit
-import shutil
+import os
 import struct
 import sys
 import tempfile
@@ -144,9 +143,8 @@ def split_seed() -> bytes:
     return struct.pack("<H", len(second)) + part(0, ARCH) + second
 
 
-def main(argv: list[str]) -> None:
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    atexit.register(shutil.rmtree, folder)  # libFuzzer leaves through exit()
+def fuzz(argv: list[str], folder: Path) -> None:
+    """Run libFuzzer, which ends the process when it is done."""
     corpus, words = folder / "corpus", folder / "words"
     corpus.mkdir()
     for index, seed in enumerate(seeds()):
@@ -160,5 +158,15 @@ def main(argv: list[str]) -> None:
     atheris.Fuzz()
 
 
+def main(argv: list[str]) -> int:
+    """Fuzz in a child process, so that the files it works on are gone afterwards; its exit status."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        child = os.fork()
+        if child == 0:
+            fuzz(argv, Path(folder))
+        _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
 if __name__ == "__main__":
-    main(sys.argv)
+    sys.exit(main(sys.argv))

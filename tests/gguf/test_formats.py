@@ -1,4 +1,7 @@
-"""Block formats: the table, the registry, and dequantization against the `gguf` package and hand-written block readers."""
+"""Block formats: the table, the registry, and dequantization.
+
+The `gguf` package and readers that take one block weight by weight are the oracles.
+"""
 
 import struct
 import subprocess
@@ -124,8 +127,8 @@ def number(code: str):
 
 
 READERS = {
-    "Q4_0": read_q4_0, "Q8_0": read_q8_0, "Q4_K": read_q4_k, "Q6_K": read_q6_k, "BF16": read_bf16, "Q1_0": read_q1_0,
-    "Q8_K": read_q8_k, "F32": number("<f"), "F16": number("<e"), "F64": number("<d"),
+    "Q4_0": read_q4_0, "Q8_0": read_q8_0, "Q4_K": read_q4_k, "Q6_K": read_q6_k, "BF16": read_bf16,
+    "Q1_0": read_q1_0, "Q8_K": read_q8_k, "F32": number("<f"), "F16": number("<e"), "F64": number("<d"),
     "I8": number("<b"), "I16": number("<h"), "I32": number("<i"), "I64": number("<q"),
 }  # fmt: skip
 
@@ -191,7 +194,8 @@ def test_a_plugins_format_is_found_and_decodes():
 
 @pytest.mark.parametrize(("name", "ggml_id"), [("MINE", 12), ("Q4_K", 4001), ("Q4_K", 12)])
 def test_a_clash_names_both(name, ggml_id):
-    with pytest.raises(PluginError, match=rf"'{name}' \(type id {ggml_id}\) clashes with 'Q4_K' \(type id 12\)"):
+    pattern = rf"'{name}' \(type id {ggml_id}\) clashes with 'Q4_K' \(type id 12\)"
+    with pytest.raises(PluginError, match=pattern):
         FormatRegistry().register(BlockFormat(name, ggml_id, 4, 1, two_bits))
 
 
