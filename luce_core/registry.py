@@ -276,7 +276,7 @@ def _word(kind: str) -> str:
 
 
 def guarded(subject: str, call: Callable[..., Any], **values: Any) -> Any:
-    """Call a plugin's code at start-up. Whatever it raises becomes a PluginError that keeps the cause; an error
+    """Call a plugin's code at start-up. What it raises becomes a PluginError that keeps the cause; an error
     about the model file or the user's input passes as it is.
     """
     try:

@@ -1,0 +1,355 @@
+"""Options + model header + devices -> `BackendPlan`: all is decided and explained, nothing allocated.
+
+Fields start as what the options say. Plugins answer with patches, applied in `after` order; each field
+remembers who set it and why. Then memory is divided, and what does not fit together is reported in one error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from luce_core.contracts import (
+    BackendPlan,
+    CacheOptions,
+    DeviceInfo,
+    ModelPlan,
+    ModelSpec,
+    OpLayer,
+    PlanPatch,
+    Problem,
+    StateSizes,
+)
+from luce_core.errors import PlanError, PluginError
+from luce_core.option_fields import show_size
+from luce_core.options import Options
+from luce_core.plan_fields import PART_KINDS, Fields
+from luce_core.plan_memory import MEMORY_SHARE, Demand, Fit, fit, strides_block, weight_bytes
+from luce_core.registry import Registry, Supplied, choices, declarations, guarded, resolve
+
+if TYPE_CHECKING:
+    from luce_core.gguf import GgufHeader
+
+REQUIRED_KINDS = frozenset({"scheduler", "executor"})
+MIN_HELD_ROWS = 8
+"""Rows of one sequence a held batch can carry without drafters: the anchor, a prompt tail, forced tokens."""
+CAPABILITIES = frozenset({"loader", "taps"})
+"""What every plan offers to parts; the model and the device add theirs."""
+AUTHORS = "Report it to the plugin's authors."
+
+
+def make_plan(
+    options: Options,
+    header: GgufHeader,
+    registry: Registry,
+    devices: Sequence[DeviceInfo] | None = None,
+) -> BackendPlan:
+    """Decide everything for one model. Allocates nothing and touches no device.
+
+    devices: what there is, by default asked of the hardware plugins. Raises PlanError with every fatal
+    problem found; what is not fatal is in the plan's `problems`.
+    """
+    fields = Fields(options, registry)
+    fields.problems += registry.problems
+    if devices is None:
+        found, problems = registry.find_devices()
+        fields.problems += problems
+        devices = [item.value for item in found]
+    device = choose_device(fields, devices)
+    model = describe_model(fields, header)
+    if device is None or model is None:
+        raise PlanError([problem for problem in fields.problems if problem.fatal])
+    draft = Draft(fields, tuple(devices), device, model)
+    draft.ask_patches()
+    draft.device = choose_device(fields, devices) or device
+    check_parts(fields, draft.capabilities())
+    check_layers(fields, draft.device)
+    draft.divide_memory()
+    draft.check_memory()
+    plan = draft.freeze()
+    answers, failures = registry.ask("luce_check_plan", Problem, plan=plan)
+    fields.problems += [*failures, *(problem for _, found in answers for problem in found)]
+    fatal = [problem for problem in fields.problems if problem.fatal]
+    if fatal:
+        raise PlanError(fatal)
+    return evolve(plan, problems=tuple(fields.problems))
+
+
+# --- device, architecture, parts, ops: each looks at its fields and reports what is wrong
+
+
+def choose_device(fields: Fields, devices: Sequence[DeviceInfo]) -> DeviceInfo | None:
+    """The device the field names, or the best of those it allows; None after reporting why there is none."""
+    wanted = str(fields.values["device"])
+    ranked = sorted(devices, key=lambda item: (-item.rank, item.id))
+    allowed = [item for item in ranked if wanted in ("auto", item.id, item.id.partition(":")[0])]
+    everything = choices(item.id for item in ranked)
+    if allowed:
+        fields.refine("device", allowed[0].id, f"the best of {everything}")
+        return allowed[0]
+    if ranked:
+        fields.problem(
+            f"Device {wanted!r} is not there. {fields.registry.missing_for(f'device.{wanted}')}",
+            f"Choose one of {everything}, or --device auto.",
+        )
+    else:
+        missing = fields.registry.missing_for("device.cpu" if wanted == "auto" else f"device.{wanted}")
+        fields.problem(f"No device was found. {missing}", "Install the plugin of this machine's hardware.")
+    return None
+
+
+class Described:
+    """A model's header with the plugin that understands it."""
+
+    def __init__(self, fields: Fields, header: GgufHeader, plugin: str, describe: Callable[..., Any]) -> None:
+        self.fields = fields
+        self.path = str(header.path)
+        self.plugin = plugin
+        self._header = header
+        self._describe = describe
+
+    def spec(self, context: int) -> ModelSpec:
+        """The spec for a context (0 = as trained) and the cache types of the plan."""
+        values = self.fields.values
+        cache = CacheOptions(context, values["cache.k_type"], values["cache.v_type"])
+        subject = f"P{self.fields.registry.title(self.plugin)[1:]}, describing {self.path!r},"
+        spec = guarded(subject, lambda: self._describe(self._header, cache))
+        if not isinstance(spec, ModelSpec):
+            raise PluginError(f"{subject} returned {spec!r}, wanted a ModelSpec. {AUTHORS}")
+        return spec
+
+
+def describe_model(fields: Fields, header: GgufHeader) -> Described | None:
+    """Find the architecture of the file; None after reporting what to install."""
+    name, registry = header.arch, fields.registry
+    try:
+        found = registry.arch(name)
+        subject = f"Architecture {name!r} of {registry.title(found.plugin)}"
+        model = Described(fields, header, found.plugin, resolve(found.value.describe, subject))
+        model.spec(0)
+    except PluginError as error:
+        fields.problem(f"{str(header.path)!r} holds a model of architecture {name!r}. {error}", AUTHORS)
+        return None
+    if fields.by_default("parts.chat"):
+        suited = tuple(part for part in found.value.chat if part in registry.names("chat"))
+        fields.decide("parts.chat", suited, f"suits architecture {name}")
+    return model
+
+
+def check_parts(fields: Fields, capabilities: frozenset[str]) -> None:
+    """Every named part exists and gets what it needs. One that nobody asked for by name steps aside."""
+    for kind in PART_KINDS:
+        field = f"parts.{kind}"
+        kept = tuple(part for part in fields.values[field] if _part_fits(fields, kind, part, capabilities))
+        if not kept and kind in REQUIRED_KINDS and not fields.values[field]:
+            fields.problem(f"The plan has no {kind}.", f"Choose one with --{kind}.")
+        fields.values[field] = kept
+
+
+def _part_fits(fields: Fields, kind: str, part: str, capabilities: frozenset[str]) -> bool:
+    field = f"parts.{kind}"
+    fatal = fields.by_user(field) or kind in REQUIRED_KINDS
+    try:
+        found = fields.registry.part(kind, part)
+    except PluginError as error:
+        asked = f"{fields.origin[field].by} asks for the {kind} {part!r}. {error}"
+        fields.problem(asked, f"Or name another{fields.setter(field)}.", fatal=fatal)
+        return False
+    missing = sorted(found.value.needs - capabilities)
+    if missing:
+        fields.problem(
+            f"{kind.capitalize()} {part!r} of {fields.registry.title(found.plugin)} needs "
+            f"{choices(missing)}; this plan offers {choices(capabilities)}.",
+            f"Choose another {kind}{fields.setter(field)}, another device or another model.",
+            fatal=fatal,
+        )
+    return not missing
+
+
+def check_layers(fields: Fields, device: DeviceInfo) -> None:
+    """Every op layer exists, runs on the device, and keeps what `--deterministic` promises."""
+    field, registry = "execution.op_layers", fields.registry
+    another = "Choose another with --op-layer, or 'none' for the reference ops."
+    for name in fields.values[field]:
+        try:
+            layer = registry.op_layer(name)
+        except PluginError as error:
+            fields.problem(f"{fields.origin[field].by} asks for the op layer {name!r}. {error}", another)
+            continue
+        who = f"Op layer {name!r} of {registry.title(layer.plugin)}"
+        missing = sorted(layer.value.features - device.features)
+        if missing:
+            has = choices(device.features)
+            fields.problem(f"{who} needs {choices(missing)}; device {device.id!r} has {has}.", another)
+        varying = sorted(impl.op for impl in layer.value.ops if not impl.row_invariant)
+        if fields.values["deterministic"] and varying:
+            fields.problem(
+                f"{who} computes {choices(varying)} differently from batch to batch; --deterministic allows "
+                "only ops whose result for a row depends on nothing but the row.",
+                f"{another} Or drop --deterministic.",
+            )
+
+
+# --- patches and memory
+
+
+class Draft:
+    """A plan that has a model and a device, and is still being decided."""
+
+    def __init__(
+        self, fields: Fields, devices: tuple[DeviceInfo, ...], device: DeviceInfo, model: Described
+    ) -> None:
+        self.fields = fields
+        self.devices = devices
+        self.device = device
+        self.model = model
+        self.spec = model.spec(0)
+        self.fitted: Fit | None = None
+
+    def ask_patches(self) -> None:
+        """Let every plugin patch; each sees the plan with the patches of the plugins before it."""
+        registry = self.fields.registry
+        for bound in registry.hooks.get("luce_extend_plan", ()):
+            self.divide_memory()
+            try:
+                patches = declarations(bound, (PlanPatch,), plan=self.freeze(), devices=self.devices)
+            except PluginError as error:
+                self.fields.problems.append(registry.failure(bound.plugin, error))
+                continue
+            for patch in patches:
+                self.fields.apply(bound.plugin, patch)
+
+    def capabilities(self) -> frozenset[str]:
+        """What the plan offers to parts."""
+        shapes = {"any": {"tree", "chain"}, "chain": {"chain"}, "none": set()}[self.spec.tree]
+        own = {"nextn"} if self.spec.nextn_layout is not None else set()
+        return CAPABILITIES | shapes | own | self.device.features
+
+    def layers(self) -> list[OpLayer]:
+        """The chosen op layers that exist."""
+        registry = self.fields.registry
+        known = set(registry.names("ops"))
+        wanted = self.fields.values["execution.op_layers"]
+        return [registry.op_layer(name).value for name in wanted if name in known]
+
+    def divide_memory(self) -> None:
+        """Settle the context and the sizes of all state. Does not judge: see `check_memory`."""
+        fields = self.fields
+        self.spec = self.model.spec(self._wanted_context())
+        self._derive()
+        self.fitted = fit(self._demand(), self.device, int(fields.values["memory.limit_bytes"]))
+        if not self._wanted_context():
+            fields.decide("context", self.fitted.context, self.fitted.reason)
+        sizes = self.fitted.sizes
+        fields.decide("state.sizes", sizes, f"for {sizes.num_slots} sequences, within the memory limit")
+
+    def _wanted_context(self) -> int:
+        """The context someone asked for; 0 = automatic."""
+        return 0 if self.fields.by_default("context") else int(self.fields.values["context"])
+
+    def _derive(self) -> None:
+        """Fields that follow from others, as long as nobody set them."""
+        fields, values = self.fields, self.fields.values
+        if fields.by_default("memory.limit_bytes") or not values["memory.limit_bytes"]:
+            reason = f"{MEMORY_SHARE:.0%} of {show_size(self.device.memory_bytes)} on {self.device.id}"
+            fields.decide("memory.limit_bytes", int(MEMORY_SHARE * self.device.memory_bytes), reason)
+        if fields.by_default("memory.weight_bytes"):
+            fields.decide("memory.weight_bytes", *weight_bytes(self.spec, self.layers()))
+        block_tokens = strides_block(values["cache.block_tokens"], self.spec.layout.groups)
+        if block_tokens != values["cache.block_tokens"]:
+            fields.decide("cache.block_tokens", block_tokens, "raised to a multiple of the model's strides")
+        nodes = values["speculation.nodes"] if values["parts.drafter"] else 0
+        reason = f"the anchor and {nodes} candidates" if nodes >= MIN_HELD_ROWS else "the least of use"
+        fields.decide("engine.max_held_rows", max(MIN_HELD_ROWS, 1 + nodes), reason)
+
+    def _demand(self) -> Demand:
+        values = self.fields.values
+        return Demand(
+            models={"target": self.spec},
+            weight_bytes={"target": values["memory.weight_bytes"]},
+            row_budget=values["engine.row_budget"],
+            max_sequences=values["engine.max_sequences"],
+            max_held_rows=values["engine.max_held_rows"],
+            context=self._wanted_context(),
+            cache_bytes=values["cache.bytes"],
+            checkpoint_bytes=values["cache.checkpoint_bytes"],
+            block_tokens=values["cache.block_tokens"],
+            k_type=values["cache.k_type"],
+            v_type=values["cache.v_type"],
+        )
+
+    def check_memory(self) -> None:
+        """Report what does not fit, with the figures."""
+        fitted, fields = self._fit(), self.fields
+        if fitted.context > self.spec.context:
+            fields.problem(
+                f"The context of {fitted.context} tokens is beyond the {self.spec.context} the model was "
+                "trained for.",
+                "Expect poor answers there, or choose a smaller --ctx-size.",
+                fatal=False,
+            )
+        what = f"a context of {fitted.context} tokens is short of {show_size(fitted.short_bytes)}"
+        if fitted.short_bytes and fitted.cache_limited:
+            fields.problem(
+                f"With --cache-bytes {show_size(fields.values['cache.bytes'])} {what}.",
+                "Raise it, lower --ctx-size, or choose a smaller --cache-type-k and --cache-type-v.",
+            )
+        elif fitted.short_bytes:
+            table = ", ".join(f"{c.owner} {show_size(c.num_bytes)}" for c in fitted.claims if c.num_bytes)
+            limit = show_size(fields.values["memory.limit_bytes"])
+            fields.problem(
+                f"Device {self.device.id!r} may lend {limit}, and {what} ({table}).",
+                "Lower --ctx-size, --max-sequences or --chunk, take a smaller file, or raise --memory-limit.",
+            )
+
+    def _fit(self) -> Fit:
+        if self.fitted is None:
+            raise AssertionError("divide_memory comes first")
+        return self.fitted
+
+    def freeze(self) -> BackendPlan:
+        """The plan as it stands."""
+        values = self.fields.values
+        target = ModelPlan(
+            name="target",
+            role="target",
+            path=self.model.path,
+            spec=self.spec,
+            arch_plugin=self.model.plugin,
+            layer_device=(self.device.id,) * max(1, self.spec.num_layers),
+            op_layers=tuple(values["execution.op_layers"]),
+        )
+        return BackendPlan(
+            models=(target,),
+            parts={kind: values[f"parts.{kind}"] for kind in PART_KINDS},
+            values=dict(values),
+            origin=dict(self.fields.origin),
+            claims=self._fit().claims,
+            devices=self.devices,
+        )
+
+
+# --- reading a plan
+
+
+def state_sizes(plan: BackendPlan) -> StateSizes:
+    """How much state the plan allocates."""
+    sizes = plan.values["state.sizes"]
+    if not isinstance(sizes, StateSizes):
+        raise TypeError(f"plan field 'state.sizes' holds {sizes!r}")
+    return sizes
+
+
+def suppliers(plan: BackendPlan, registry: Registry) -> Mapping[str, Supplied[Any]]:
+    """Everything of the plan that a plugin supplied: "kind.name" -> plugin and declaration."""
+    found: dict[str, Supplied[Any]] = {}
+    for model in plan.models:
+        found[f"arch.{model.spec.arch}"] = registry.arch(model.spec.arch)
+        for layer in model.op_layers:
+            found[f"ops.{layer}"] = registry.op_layer(layer)
+    for kind, part_names in plan.parts.items():
+        for name in part_names:
+            found[f"{kind}.{name}"] = registry.part(kind, name)
+    return found

@@ -1,0 +1,161 @@
+"""The fields of a plan while it is decided: values, who set each, and how plugins may patch them."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from attrs import define, evolve, field
+from pydantic import ValidationError
+
+from luce_core.contracts import PartKind, PlanPatch, Problem, Provenance
+from luce_core.core_options import CoreOptions
+from luce_core.option_fields import OptionField
+from luce_core.options import USER, Options
+from luce_core.registry import CORE, Registry, closest
+
+PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
+SINGLE_KINDS = frozenset({"scheduler", "executor", "residency", "experts"})
+"""Slots with one occupant; every other kind is an ordered list."""
+DERIVED = frozenset({"state.sizes", "engine.max_held_rows"})
+"""Fields nobody may patch: they follow from others."""
+
+
+@define
+class Fields:
+    """Dotted field -> value and provenance. Starts as what the options say."""
+
+    options: Options
+    registry: Registry
+    values: dict[str, Any] = field(factory=dict)
+    origin: dict[str, Provenance] = field(factory=dict)
+    problems: list[Problem] = field(factory=list)
+    _of: dict[str, OptionField] = field(factory=dict)
+    """Field -> the option it comes from."""
+
+    def __attrs_post_init__(self) -> None:
+        for item in self.options.fields:
+            name = item.info.plan if item.plugin == CORE else item.name
+            if name:
+                value = self.options.value(item)
+                self._of[name] = item
+                self.values[name] = names(value) if name.startswith("parts.") else value
+                self.origin[name] = self.options.origin[item.name]
+
+    def problem(self, message: str, fix: str, *, fatal: bool = True) -> None:
+        """Remember a problem; all are reported together."""
+        self.problems.append(Problem(message, fix, fatal))
+
+    def by_user(self, name: str) -> bool:
+        """Whether the field is the user's own word."""
+        return self.origin[name].source in USER
+
+    def by_default(self, name: str) -> bool:
+        """Whether nobody but the core has set the field."""
+        return name not in self.origin or self.origin[name].source == "default"
+
+    def decide(self, name: str, value: Any, reason: str) -> None:
+        """A field the core itself sets."""
+        self.values[name] = value
+        self.origin[name] = Provenance("default", CORE, reason)
+
+    def refine(self, name: str, value: Any, reason: str) -> None:
+        """The same choice in other words ("auto" -> "cuda:0"): it stays whoever's it was."""
+        self.values[name] = value
+        self.origin[name] = evolve(self.origin[name], reason=self.origin[name].reason or reason)
+
+    def setter(self, name: str) -> str:
+        """How the user sets a field: " with --flag", or nothing if there is no way."""
+        return f" with {self._of[name].flag}" if name in self._of else ""
+
+    # --- patches
+
+    def apply(self, plugin: str, patch: PlanPatch) -> None:
+        """One plugin's wish for one field.
+
+        It wins over defaults and over plugins it asked to come after. Over anything else it becomes a
+        problem: a note where the user, a profile or a card has decided, fatal where two plugins disagree.
+        """
+        who = f"P{self.registry.title(plugin)[1:]}"
+        report = "Report it to the plugin's authors."
+        if patch.field not in self.values or patch.field in DERIVED:
+            known = sorted(set(self.values) - DERIVED)
+            near = closest(patch.field, known)
+            self.problem(f"{who} patches {patch.field!r}, which is no field it may set.{near}", report)
+            return
+        try:
+            value = self._valid(patch)
+        except ValueError as error:
+            self.problem(f"{who} sets {patch.field} to {patch.value!r}: {error}.", report)
+            return
+        now, source = self.values[patch.field], self.origin[patch.field]
+        if now == value:
+            return
+        wish = f"{who} sets {patch.field} to {words(value)} ({patch.reason})"
+        if source.source == "plugin" and not self._comes_after(plugin, source.by):
+            other = self.registry.title(source.by)
+            self.problem(
+                f"{wish}, and {other} sets it to {words(now)} ({source.reason}).",
+                f"Choose one yourself{self.setter(patch.field)}, or leave one out: --plugin-block {plugin}.",
+            )
+        elif source.source in ("default", "plugin"):
+            self.values[patch.field] = value
+            self.origin[patch.field] = Provenance("plugin", plugin, patch.reason)
+        else:
+            self.problem(
+                f"{wish}; {source.by} keeps it at {words(now)}.",
+                f"To let the plugin decide, remove {source.by}.",
+                fatal=False,
+            )
+
+    def _valid(self, patch: PlanPatch) -> Any:
+        """The value in the field's own type. ValueError says what is wrong with it."""
+        value = patch.value
+        if patch.field.startswith("parts."):
+            value = names(value)
+            kind = patch.field.removeprefix("parts.")
+            if kind in SINGLE_KINDS and len(value) > 1:
+                raise ValueError(f"a plan has one {kind}")
+            return value
+        item = self._of.get(patch.field)
+        if item is None:
+            wanted = type(self.values[patch.field])
+            if type(value) is not wanted:
+                raise ValueError(f"wanted {wanted.__name__}")
+            return value
+        model = CoreOptions if item.plugin == CORE else type(self.options.plugins[item.plugin])
+        try:
+            return getattr(model(**{item.field: value}), item.field)
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].lower()) from None
+
+    def _comes_after(self, later: str, earlier: str) -> bool:
+        """Whether `later` asked, directly or through others, to come after `earlier`."""
+        after = {r.name: r.info.after if r.info else () for r in self.registry.loaded()}
+        seen: set[str] = set()
+        queue = [later]
+        while queue:
+            for name in after.get(queue.pop(), ()):
+                if name == earlier:
+                    return True
+                if name not in seen:
+                    seen.add(name)
+                    queue.append(name)
+        return False
+
+
+def names(value: Any) -> tuple[str, ...]:
+    """The names of a field of parts: one, several or none. ValueError for anything else."""
+    if value is None or value == "none":
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, (tuple, list)) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError("wanted names of parts")
+
+
+def words(value: Any) -> str:
+    """A value of the plan in a sentence."""
+    if isinstance(value, tuple):
+        return ", ".join(str(item) for item in value) or "none"
+    return str(value)

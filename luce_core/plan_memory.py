@@ -1,0 +1,238 @@
+"""Where every byte of a plan goes, how much context fits, what bandwidth allows. Torch-free arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from luce_core.cache.layout import block_bytes, log_bytes, slot_bytes, state_bytes
+from luce_core.contracts import BackendPlan, Claim, DeviceInfo, Group, ModelSpec, OpLayer, StateSizes
+
+MEMORY_SHARE = 0.85
+"""Of a device's memory, what a plan uses unless told otherwise; the rest is for other programs."""
+
+MIN_CONTEXT_TOKENS = 256
+"""Less than this is not offered as an automatic context: no chat fits into it."""
+
+SPARE_BLOCKS = 1
+"""Per sequence and group: the private copy of a shared block that is being written to."""
+
+ACTIVATION_ROWS = 16
+"""f32 vectors of width `hidden` alive per row inside a layer: residual, norms, q, k, v, gate, up and their
+products, the feed-forward ones counted as several. An upper estimate for dense models."""
+
+
+@frozen
+class Demand:
+    """What a plan wants from one device, before it is known whether it fits."""
+
+    models: Mapping[str, ModelSpec]
+    """By name in the plan, the target first."""
+    weight_bytes: Mapping[str, int]
+    row_budget: int
+    max_sequences: int
+    max_held_rows: int
+    context: int
+    """0 = as much as fits, at most what the target was trained for."""
+    cache_bytes: int
+    """0 = as needed."""
+    checkpoint_bytes: int
+    block_tokens: int
+    k_type: str
+    v_type: str
+
+    @property
+    def target(self) -> ModelSpec:
+        """The model whose context it is about."""
+        return next(iter(self.models.values()))
+
+
+@frozen
+class Fit:
+    """A demand that was met, or the most of it that could be."""
+
+    context: int
+    sizes: StateSizes
+    claims: tuple[Claim, ...]
+    reason: str
+    """Why the context is what it is."""
+    short_bytes: int = 0
+    """What is missing on the device for one sequence of that context; 0 = it fits."""
+    cache_limited: bool = False
+    """Whether `cache_bytes`, and not the device, is what is too small."""
+
+
+def strides_block(block_tokens: int, groups: Sequence[Group]) -> int:
+    """`block_tokens` raised to a multiple of every group's stride."""
+    wanted = block_tokens
+    for group in groups:
+        while wanted % group.stride:
+            wanted += block_tokens
+    return wanted
+
+
+def weight_bytes(spec: ModelSpec, layers: Sequence[OpLayer]) -> tuple[int, str]:
+    """Bytes of the weights in memory, and why: as in the file where a layer packs them, else f32."""
+    packing = [layer.name for layer in layers if any(impl.op == "pack_linear" for impl in layer.ops)]
+    if packing:
+        return spec.weight_bytes, f"as in the file; op layer {packing[-1]} keeps the quantized bytes"
+    return 4 * spec.parameters, "float32; the reference ops dequantize every weight"
+
+
+def fit(demand: Demand, device: DeviceInfo, limit_bytes: int) -> Fit:
+    """The largest state that meets the demand within `limit_bytes` of the device.
+
+    First one sequence's context is made to fit, shortening it only if it is automatic; then as many full
+    contexts as there is memory for, at most `max_sequences`.
+    """
+    fixed = _fixed_claims(demand, device)
+    room = limit_bytes - sum(claim.num_bytes for claim in fixed if claim.device == device.id)
+    context = demand.context or demand.target.context
+    reason = "as trained" if not demand.context else ""
+    block, other = _block_cost(demand), _other_bytes(demand, context)
+    pages_room = room - other
+    if demand.cache_bytes:
+        pages_room = min(pages_room, demand.cache_bytes - _window_bytes(demand, context))
+    if not demand.context and block and _blocks(demand, context) * block > pages_room:
+        fitting = (pages_room // block - SPARE_BLOCKS) * demand.block_tokens - demand.max_held_rows
+        fitting -= fitting % demand.block_tokens
+        if fitting >= min(MIN_CONTEXT_TOKENS, context):
+            limited = "--cache-bytes" if demand.cache_bytes and pages_room < room - other else device.id
+            reason = f"what fits {limited}; the model was trained for {context}"
+            context = fitting
+    one = _blocks(demand, context)
+    short = max(0, one * block - pages_room)
+    full_blocks = max(one, min(demand.max_sequences * one, pages_room // block if block else one))
+    sizes = _sizes(demand, context, full_blocks)
+    state = sum(state_bytes(name, spec.layout, sizes) for name, spec in demand.models.items())
+    floor = state - (full_blocks - one) * block
+    claims = (*fixed, Claim("state of all sequences", device.id, "state", state, floor))
+    in_cache = bool(demand.cache_bytes) and pages_room < room - other
+    return Fit(context, sizes, claims, reason, short, in_cache)
+
+
+def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
+    """What does not depend on the context."""
+    target = demand.target
+    rows = demand.row_budget
+    activations = 4 * ACTIVATION_ROWS * target.hidden * rows
+    logits = 2 * 4 * target.vocab * min(rows, demand.max_sequences * demand.max_held_rows)
+    claims = [
+        Claim(f"weights of {name}", device.id, "weights", size, size)
+        for name, size in demand.weight_bytes.items()
+    ]
+    claims.append(Claim("activations of a step", device.id, "workspace", activations, activations))
+    claims.append(Claim("logits of a step", device.id, "workspace", logits, logits))
+    if target.layout.slots or any(group.window for group in target.layout.groups):
+        claims.append(Claim("checkpoints", "host", "cache", demand.checkpoint_bytes, 0))
+    return claims
+
+
+def _full(spec: ModelSpec) -> list[Group]:
+    return [group for group in spec.layout.groups if group.window is None]
+
+
+def _windowed(spec: ModelSpec) -> list[Group]:
+    return [group for group in spec.layout.groups if group.window is not None]
+
+
+def _blank(demand: Demand) -> StateSizes:
+    return StateSizes(
+        demand.block_tokens,
+        {},
+        demand.max_sequences,
+        demand.max_held_rows,
+        demand.k_type,
+        demand.v_type,
+    )
+
+
+def _block_cost(demand: Demand) -> int:
+    """Bytes of one block of every group without a window, over all models."""
+    sizes = _blank(demand)
+    return sum(
+        block_bytes(spec.layout, group.name, sizes)
+        for spec in demand.models.values()
+        for group in _full(spec)
+    )
+
+
+def _blocks(demand: Demand, tokens: int) -> int:
+    """Blocks one sequence of `tokens` needs in a group."""
+    return -(-(tokens + demand.max_held_rows) // demand.block_tokens) + SPARE_BLOCKS
+
+
+def _window_blocks(demand: Demand, group: Group, context: int) -> int:
+    """Blocks of a windowed group, for all sequences: window and chunk, and as many for checkpoints."""
+    assert group.window is not None, group
+    one = min(_blocks(demand, group.window + demand.row_budget), _blocks(demand, context))
+    return 2 * demand.max_sequences * one
+
+
+def _window_bytes(demand: Demand, context: int) -> int:
+    sizes = _blank(demand)
+    return sum(
+        _window_blocks(demand, group, context) * block_bytes(spec.layout, group.name, sizes)
+        for spec in demand.models.values()
+        for group in _windowed(spec)
+    )
+
+
+def _other_bytes(demand: Demand, context: int) -> int:
+    """State beside the groups without a window."""
+    sizes = _blank(demand)
+    slots = sum(slot_bytes(s.layout, sizes) + log_bytes(s.layout, sizes) for s in demand.models.values())
+    return _window_bytes(demand, context) + demand.max_sequences * slots
+
+
+def _sizes(demand: Demand, context: int, full_blocks: int) -> StateSizes:
+    blocks = {
+        f"{name}/{group.name}": full_blocks
+        if group.window is None
+        else _window_blocks(demand, group, context)
+        for name, spec in demand.models.items()
+        for group in spec.layout.groups
+    }
+    return evolve(_blank(demand), num_blocks=blocks)
+
+
+# --- what bandwidth allows
+
+
+@frozen
+class Roofline:
+    """An upper bound on plain decoding of one sequence: memory read once per token, nothing else counted."""
+
+    device: str
+    bandwidth_bytes_s: float
+    provenance: str
+    weight_bytes: int
+    depth: int
+    state_bytes: int
+    """State read (slots also written) per token with `depth` tokens before it."""
+
+    @property
+    def tokens_s(self) -> float:
+        """Tokens per second."""
+        return self.bandwidth_bytes_s / max(1, self.weight_bytes + self.state_bytes)
+
+
+def roofline(plan: BackendPlan, depth: int) -> Roofline:
+    """The bound for the target of a plan at a depth of context."""
+    model = plan.models[0]
+    spec, sizes = model.spec, plan.values["state.sizes"]
+    device = next(item for item in plan.devices if item.id == model.layer_device[0])
+    scale = plan.number("memory.weight_bytes") / spec.weight_bytes if spec.weight_bytes else 1.0
+    pages = sum(
+        min(depth, group.window or depth) * block_bytes(spec.layout, group.name, sizes) // sizes.block_tokens
+        for group in spec.layout.groups
+    )
+    return Roofline(
+        device.id,
+        device.bandwidth_bytes_s,
+        device.provenance or "stated by its plugin",
+        int(spec.active_bytes * scale),
+        depth,
+        pages + 2 * slot_bytes(spec.layout, sizes),
+    )

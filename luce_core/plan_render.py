@@ -1,0 +1,128 @@
+"""A plan in words: what was composed, from whom, where every byte goes, and why something stayed out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from luce_core.contracts import BackendPlan, PartSpec
+from luce_core.option_fields import show_size
+from luce_core.plan import suppliers
+from luce_core.plan_fields import words
+from luce_core.plan_memory import roofline
+from luce_core.registry import CORE, Registry, Supplied
+
+
+def render_plan(plan: BackendPlan, registry: Registry, *, verbose: bool = True) -> RenderableType:
+    """The plan as tables. verbose: with every field and its provenance; the start-up banner goes without."""
+    parts: list[RenderableType] = [_model_line(plan), _parts_table(plan, registry), _memory_table(plan)]
+    parts += [Text(line) for line in roofline_lines(plan)]
+    if verbose:
+        parts.append(_fields_table(plan))
+    notes = [*(f"{p.message} {p.fix}" for p in plan.problems), *stayed_out(plan, registry)]
+    if notes:
+        parts.append(Text("Stayed out, and what to know:", style="bold"))
+        parts += [Text(f"  - {note}") for note in notes]
+    return Group(*parts)
+
+
+def _model_line(plan: BackendPlan) -> Text:
+    model = plan.models[0]
+    spec = model.spec
+    return Text(
+        f"{model.path}: {spec.arch}, {spec.parameters / 1e6:,.1f} M parameters, "
+        f"{show_size(spec.weight_bytes)}, on {model.layer_device[0]}, "
+        f"context {plan.number('context'):,} tokens"
+    )
+
+
+def _parts_table(plan: BackendPlan, registry: Registry) -> Table:
+    table = _table("Parts", ("kind", "name", "from", "answers", "what it does"))
+    for key, supplied in suppliers(plan, registry).items():
+        kind, _, name = key.partition(".")
+        table.add_row(kind, name, _source(supplied, registry), *_about(supplied.value))
+    return table
+
+
+def _source(supplied: Supplied[Any], registry: Registry) -> str:
+    record = registry.record(supplied.plugin)
+    return f"{record.distribution} {record.version}" if record.distribution else record.name
+
+
+def _about(value: Any) -> tuple[str, str]:
+    """Equivalence and summary of a declaration, where it has them."""
+    equivalence = getattr(value, "equivalence", None)
+    return (equivalence.value if equivalence else "the model itself", getattr(value, "summary", ""))
+
+
+def _memory_table(plan: BackendPlan) -> Table:
+    limit = plan.number("memory.limit_bytes")
+    device = plan.models[0].layer_device[0]
+    columns = ("for", "kind", "where", "bytes", "at least")
+    table = _table(f"Memory of {device}, at most {show_size(limit)}", columns)
+    for claim in plan.claims:
+        sizes = (show_size(claim.num_bytes), show_size(claim.floor_bytes))
+        table.add_row(claim.owner, claim.kind, claim.device, *sizes)
+    own = [claim for claim in plan.claims if claim.device == device]
+    total, floor = sum(c.num_bytes for c in own), sum(c.floor_bytes for c in own)
+    table.add_row("total", "", device, show_size(total), show_size(floor), style="bold")
+    return table
+
+
+def roofline_lines(plan: BackendPlan) -> list[str]:
+    """What memory bandwidth allows at most, with every figure it follows from."""
+    lines = []
+    for depth in (0, plan.number("context")):
+        line = roofline(plan, depth)
+        lines.append(
+            f"At most {line.tokens_s:,.0f} tokens/s for one sequence {depth:,} tokens deep: "
+            f"{show_size(line.weight_bytes)} of weights and {show_size(line.state_bytes)} of state per token "
+            f"at {line.bandwidth_bytes_s / 1e9:,.1f} GB/s of {line.device} ({line.provenance})."
+        )
+    return lines
+
+
+def _fields_table(plan: BackendPlan) -> Table:
+    table = _table("Fields", ("field", "value", "set by", "why"))
+    for name, value in sorted(plan.values.items()):
+        origin = plan.origin[name]
+        shown = show_size(value) if name.endswith("_bytes") or name == "cache.bytes" else words(value)
+        by = {"default": "default", "plugin": f"plugin {origin.by}"}.get(origin.source, origin.by)
+        table.add_row(name, shown, by, origin.reason)
+    return table
+
+
+def stayed_out(plan: BackendPlan, registry: Registry) -> list[str]:
+    """One sentence for each plugin that has no part in this plan."""
+    used = {supplied.plugin for supplied in suppliers(plan, registry).values()}
+    used |= {origin.by for origin in plan.origin.values() if origin.source == "plugin"}
+    sentences = []
+    for record in registry.records:
+        if record.status != "loaded":
+            sentences.append(f"P{record.title[1:]} is {record.status}: {record.reason}.")
+        elif record.name not in used and record.name != CORE:
+            offers = _offers(record.name, registry)
+            sentences.append(f"P{record.title[1:]} has no part in this plan{offers}.")
+    return [*sentences, *registry.notices]
+
+
+def _offers(plugin: str, registry: Registry) -> str:
+    keys = [
+        f"--{key.partition('.')[0]} {item.value.name}"
+        for key, supplied in registry.declared.items()
+        for item in supplied
+        if item.plugin == plugin and isinstance(item.value, PartSpec)
+    ]
+    return f"; it offers {', '.join(sorted(keys))}" if keys else ""
+
+
+def _table(title: str, columns: Iterable[str]) -> Table:
+    headers: Sequence[str] = list(columns)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for header in headers:
+        table.add_column(header, justify="right" if header in ("bytes", "at least") else "left")
+    return table
