@@ -6,9 +6,11 @@ All that a user sees of them (flags, help, `config show`, `docs/options.md`) is 
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Mapping
 from enum import Enum
+from fractions import Fraction
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -34,7 +36,8 @@ SIZE_UNITS = {
     "M": 2**20,
     "G": 2**30,
 }
-"""Suffixes of a byte size; a bare letter is binary, as in GGUF tools."""
+"""Suffixes of a byte size; a bare letter is binary."""
+SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) ?(?P<unit>[A-Za-z]*)")
 
 
 @frozen
@@ -205,18 +208,11 @@ def parse_float(text: str) -> float:
 
 def parse_size(text: str) -> int:
     """Bytes: "8GiB", "512 MB", "1048576"."""
-    number = text.rstrip("BbGgIiKkMm ")
-    unit = text[len(number) :].strip().upper()
-    wanted = "wanted a size such as 8GiB, 512MiB or a number of bytes"
-    if unit not in SIZE_UNITS:
-        raise ValueError(wanted)
-    try:
-        value = parse_float(number)
-    except ValueError:
-        raise ValueError(wanted) from None
-    if value < 0 or (SIZE_UNITS[unit] == 1 and value != int(value)):
-        raise ValueError(wanted)
-    return int(value * SIZE_UNITS[unit])
+    found = SIZE.fullmatch(text)
+    scale = SIZE_UNITS.get(found["unit"].upper()) if found else None
+    if not found or scale is None or (scale == 1 and "." in text):
+        raise ValueError("wanted a size such as 8GiB, 512MiB or a number of bytes")
+    return int(Fraction(found["number"]) * scale)
 
 
 def show_size(num_bytes: float) -> str:

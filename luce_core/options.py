@@ -225,11 +225,16 @@ def _read(item: OptionField, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         if not item.multiple:
             raise ValueError("wanted one value, not a list")
-        parts = [item.parse(part) if isinstance(part, str) else (part,) for part in value]
-        return tuple(one for part in parts for one in part)
-    if isinstance(value, bool) != (item.base is bool):
+        return tuple(one for part in value for one in _read(item, part))
+    if isinstance(value, bool) != (item.base is bool) or item.base in (str, Path):
         raise ValueError(f"wanted {'true or false' if item.base is bool else item.metavar}")
     return (value,) if item.multiple else value
+
+
+def _closest_words(word: str, known: Iterable[str], prefix: str) -> str:
+    """The nearest known word, judged without the prefix they all share; a distant one is no help."""
+    near = closest(word.removeprefix(prefix), [item.removeprefix(prefix) for item in known], cutoff=0.75)
+    return near.replace("'", f"'{prefix}", 1)
 
 
 def _prefix(words: str) -> str:
@@ -238,13 +243,14 @@ def _prefix(words: str) -> str:
 
 def unknown_flag(flag: str, reader: _Reader) -> str:
     """The sentence for a flag nobody has: the nearest one, or the plugin that would have it."""
-    near = closest(flag, [spelling for item in reader.fields for spelling in spellings(item)])
+    known = [spelling for item in reader.fields for spelling in spellings(item)]
+    near = _closest_words(flag, known, "--")
     return f"No option {flag!r}.{near or ' ' + reader.owner(_prefix(flag.lstrip('-').removeprefix('no-')))}"
 
 
 def unknown_env(name: str, reader: _Reader) -> str:
     """The sentence for a LUCE_ variable nobody reads."""
-    near = closest(name, [item.env for item in reader.fields])
+    near = _closest_words(name, [item.env for item in reader.fields], ENV_PREFIX)
     words = name.removeprefix(ENV_PREFIX).lower().replace("_", "-")
     return f"{name} is set and nothing reads it.{near or ' ' + reader.owner(_prefix(words))}"
 

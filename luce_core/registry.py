@@ -43,9 +43,9 @@ DISTRIBUTIONS = {"arch": "luce-arch-{}", "device": "luce-backend-{}"}
 """The naming scheme of packages, by kind; every other kind is `luce-{}`."""
 
 
-def closest(word: str, known: Iterable[str]) -> str:
+def closest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """" Did you mean 'x'?" for the known word nearest to `word`, or nothing."""
-    found = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    found = get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f" Did you mean {found[0]!r}?" if found else ""
 
 
