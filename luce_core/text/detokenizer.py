@@ -1,11 +1,10 @@
-"""Ids to text while they arrive, and stop strings while the text arrives: any split of the stream gives the same text."""
+"""Ids to text while they arrive: any split of the stream gives the same text, no character is ever broken."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
-from luce_core.errors import RequestError
 from luce_core.text.tokenizer import Tokenizer
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
@@ -14,12 +13,21 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """Turns ids into text, holding back bytes until they make a whole character.
 
-    special: show special tokens as text.  visible: special tokens to show although `special` is false, e.g. those that
-    open a tool call.  start_of_text: the ids begin a text rather than continue a prompt, so the leading space that
-    SentencePiece vocabularies add is dropped; with it the output equals `Tokenizer.decode`.
+    special: show special tokens as text.
+    visible: special tokens to show although `special` is false, such as those that open a tool call.
+    start_of_text: the ids begin a text rather than continue a prompt, so the leading space that SentencePiece
+        vocabularies add is dropped; with it the output equals `Tokenizer.decode`.
     """
 
-    __slots__ = ("_decoder", "_drop_space", "_hidden", "_pieces", "_space_after", "_start_of_text", "_tokenizer")
+    __slots__ = (
+        "_decoder",
+        "_drop_space",
+        "_hidden",
+        "_pieces",
+        "_space_after",
+        "_start_of_text",
+        "_tokenizer",
+    )
 
     def __init__(
         self,
@@ -61,50 +69,3 @@ class Detokenizer:
         text = self._decoder.decode(b"", True)
         self._decoder.reset()
         return text
-
-
-class StopMatcher:
-    """Finds the stop string that is complete first, holding back text that may still become one.
-
-    Of stops that end at the same character the longest wins. After a match `push` returns nothing more.
-    """
-
-    __slots__ = ("_held", "_stops", "stopped")
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        for stop in stops:
-            if not isinstance(stop, str) or not stop:
-                raise RequestError(f"Parameter 'stop' holds {stop!r}; wanted non-empty strings.", param="stop")
-        self._stops = tuple(dict.fromkeys(stops))
-        self._held = ""
-        self.stopped: str | None = None
-
-    def push(self, text: str) -> str:
-        """Take text, return what is certain to precede any stop; sets `stopped` when one is complete."""
-        if not self._stops:
-            return text
-        if self.stopped is not None:
-            return ""
-        text = self._held + text
-        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if matches:
-            _, start, self.stopped = min(matches)
-            self._held = ""
-            return text[:start]
-        keep = max(_open_prefix(text, stop) for stop in self._stops)
-        cut = len(text) - keep
-        self._held = text[cut:]
-        return text[:cut]
-
-    def flush(self) -> str:
-        """End of the stream: the text still held back, which turned out to be no stop."""
-        text, self._held = self._held, ""
-        return text
-
-
-def _open_prefix(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning, but not all, of `stop`."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

@@ -1,4 +1,4 @@
-"""OpenAI chat messages to what chat templates expect: plain content, one system message first, parsed arguments."""
+"""OpenAI chat messages to what chat templates expect: plain content, one system message, parsed arguments."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _KEPT_FIELDS = ("name", "tool_call_id", "thinking")
 def normalize_messages(raw: Sequence[Mapping[str, Any]], *, images: bool = False) -> list[dict[str, Any]]:
     """Messages of an OpenAI chat request in the shape chat templates are written for.
 
-    Content becomes a string (parts joined by a newline, null by nothing), or with `images` and an image among the
-    parts a list of `{"type": "text"|"image"}`. Developer counts as system; all system messages become one, first, joined
-    by a blank line. Arguments of tool calls become objects. `RequestError` names the message that is wrong.
+    Content becomes a string (parts joined by a newline, null by nothing), or with `images` and an image
+    among the parts a list of `{"type": "text"|"image"}`. Developer counts as system; all system messages
+    become one, first, joined by a blank line. Arguments of tool calls become objects. `RequestError` names
+    the message that is wrong.
     """
-    if not isinstance(raw, Sequence) or isinstance(raw, (str, bytes)):
+    if not isinstance(raw, (list, tuple)):
         raise RequestError(f"'messages' is {_kind(raw)}; wanted a list of messages.", param="messages")
     if not raw:
         raise RequestError("'messages' is empty; send at least one message.", param="messages")
@@ -56,7 +57,8 @@ def _role(message: Mapping[str, Any], where: str) -> str:
 
 
 def _turn(message: Mapping[str, Any], role: str, where: str, images: bool) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": role, "content": _content(message.get("content"), f"{where}.content", images)}
+    content = _content(message.get("content"), f"{where}.content", images)
+    turn: dict[str, Any] = {"role": role, "content": content}
     for field in _KEPT_FIELDS:
         if message.get(field) is not None:
             turn[field] = _string(message[field], f"{where}.{field}")
@@ -99,7 +101,8 @@ def _part(part: Any, where: str, images: bool) -> dict[str, Any]:
         return {"type": "text", "text": _string(part.get(_TEXT_PARTS[kind]), f"{where}.{_TEXT_PARTS[kind]}")}
     if kind in _IMAGE_PARTS:
         if not images:
-            raise _bad(f"{where}.type", repr(kind), "text: this model reads no images", code="image_unsupported")
+            wanted = "'text': this model reads no images"
+            raise _bad(f"{where}.type", repr(kind), wanted, code="image_unsupported")
         return {"type": "image"}
     raise _bad(f"{where}.type", repr(kind), "'text'" + (" or 'image_url'" if images else ""))
 

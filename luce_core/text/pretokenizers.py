@@ -1,8 +1,8 @@
 """How each named pre-tokenizer cuts text into words before byte pairs merge inside them.
 
-A GGUF names its splitter in `tokenizer.ggml.pre`. The patterns are those of the published `tokenizer.json` files, in the
-dialect of the Oniguruma engine inside `tokenizers`. Each pattern cuts every piece the previous one left into its
-matches and what lies between them.
+A GGUF names its splitter in `tokenizer.ggml.pre`. The patterns say what the published `tokenizer.json`
+files say, in the dialect of the Oniguruma engine inside `tokenizers`. Each pattern cuts every piece the
+previous one left into its matches and what lies between them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def _cased_words(numbers: str, suffix: str = "") -> str:
     )
 
 
-# The class DeepSeek's first releases list letter by letter: cased letters, without blocks newer than their list.
+# What DeepSeek's first releases list letter by letter: cased letters, without blocks newer than their list.
 _DEEPSEEK_LETTERS = (
-    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10c7}-\x{10ff}\x{1c80}-\x{1c8f}\x{2d00}-\x{2d2f}\x{a790}-\x{a7ff}"
-    r"\x{ab30}-\x{ab6f}\x{10570}-\x{105bf}\x{10780}-\x{107bf}\x{10d50}-\x{10d8f}\x{16e40}-\x{16eff}"
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10c7}-\x{10ff}\x{1c80}-\x{1c8f}\x{2d00}-\x{2d2f}"
+    r"\x{a790}-\x{a7ff}\x{ab30}-\x{ab6f}\x{10570}-\x{105bf}\x{10780}-\x{107bf}\x{10d50}-\x{10d8f}\x{16e40}-\x{16eff}"
     r"\x{1d400}-\x{1d7ff}\x{1df00}-\x{1dfff}]]"
 )
 _DEEPSEEK_SYMBOLS = r"[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]"
@@ -112,7 +112,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = dict(
         *_named(
             "seed-coder",
             PreTokenizer(
-                (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)
+                (
+                    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+                    rf"| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",
+                )
             ),
         ),
         *_named(

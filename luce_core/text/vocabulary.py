@@ -15,20 +15,23 @@ SPACE_MARK = "\u2581"  # how SentencePiece-style vocabularies spell a space
 # A token with one of these texts ends a generation whatever its type says: converters mistype them.
 END_TEXTS = frozenset(
     {
-        "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>",
-        "<end_of_turn>", "<turn|>", "<|tool_response>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<EOT>",
-        "[EOT]", "[EOS]", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "[e~[",
+        "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>",
+        "<|flush|>", "<end_of_turn>", "<turn|>", "<|tool_response>", "<|endoftext|>", "<|end_of_text|>",
+        "<eos>", "<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "[e~[",
     }
 )  # fmt: skip
 
-# Element names that vocabularies trained on web text carry as literals; `<table>` is text, `<think>` is a marker.
+# Element names that vocabularies trained on web text carry as literals: `<table>` is text, `<think>` a
+# marker. `<s>` is missing on purpose: it opens a text far more often than it strikes one out.
 _HTML_ELEMENTS = frozenset(
-    "a abbr address article aside audio b blockquote body br button canvas caption center cite code col colgroup dd"
-    " del div dl dt em embed figcaption figure font footer form h1 h2 h3 h4 h5 h6 head header hr html i iframe img"
-    " input ins kbd label li link main mark meta nav ol option p pre q s samp script section select small source"
-    " span strike strong style sub sup svg table tbody td textarea tfoot th thead time title tr tt u ul var video"
-    .split()
-)  # fmt: skip
+    """
+    a abbr address article aside audio b blockquote body br button canvas caption center cite code col
+    colgroup dd del div dl dt em embed figcaption figure font footer form h1 h2 h3 h4 h5 h6 head header hr
+    html i iframe img input ins kbd label li link main mark meta nav ol option p pre q samp script section
+    select small source span strike strong style sub sup svg table tbody td textarea tfoot th thead time
+    title tr tt u ul var video
+    """.split()  # noqa: SIM905  # 100 strings on 100 lines are no list to read
+)
 _MARKER_BRACKETS = {"<": ">", "[": "]", "〈": "〉", "＜": "＞", "{": "}"}
 
 
@@ -49,8 +52,11 @@ class Vocabulary:
     """Tokens and rules of one tokenizer; every id is below `len(tokens)`.
 
     special: control tokens: never spelled by untrusted text, hidden from generated text.
-    markers: user-defined tokens that mark structure (`<think>`, `<tool_call>`): never spelled by untrusted text, shown.
-    literals: user-defined tokens that are plain text (runs of spaces, HTML tags): matched before merging, everywhere.
+    markers: user-defined tokens that mark structure (`<think>`, `<tool_call>`): never spelled by untrusted
+    text,
+        shown.
+    literals: user-defined tokens that are plain text (runs of spaces, HTML tags): matched before merging,
+        everywhere.
     eog: ids that end a generation.
     """
 
@@ -126,8 +132,9 @@ def _classify(
     tokens: tuple[str, ...], types: tuple[int, ...], ids: Mapping[str, int | None]
 ) -> tuple[frozenset[int], frozenset[int], frozenset[int], frozenset[int]]:
     ends = {token for token in (ids["eos"], ids["eot"], ids["eom"]) if token is not None}
-    ends |= {token for token, text in enumerate(tokens) if text in END_TEXTS}
-    ends |= {token for token, text in enumerate(tokens) if text == "</s>" and types[token] == TokenType.CONTROL}
+    for token, text in enumerate(tokens):
+        if text in END_TEXTS or (text == "</s>" and types[token] == TokenType.CONTROL):
+            ends.add(token)
     texts = {tokens[token]: token for token in ends}
     # With a separate end for messages and calls, `<|end|>` only closes one part of an answer.
     if "<|end|>" in texts and (
@@ -140,8 +147,8 @@ def _classify(
     # A named token that is ordinary text stays ordinary: some files name a newline or "!" as unknown or bos.
     named = {token for token in named if types[token] != TokenType.NORMAL or is_marker(tokens[token])}
     control = {token for token, kind in enumerate(types) if kind in {TokenType.CONTROL, TokenType.UNKNOWN}}
-    special = control | named | {token for token in ends if is_marker(tokens[token]) or types[token] != TokenType.NORMAL}
-    defined = [token for token, kind in enumerate(types) if kind == TokenType.USER_DEFINED and token not in special]
+    special = control | named | {t for t in ends if is_marker(tokens[t]) or types[t] != TokenType.NORMAL}
+    defined = {token for token, kind in enumerate(types) if kind == TokenType.USER_DEFINED} - special
     markers = frozenset(token for token in defined if is_marker(tokens[token]))
     return frozenset(special), markers, frozenset(defined) - markers, frozenset(ends)
 
@@ -158,7 +165,7 @@ class _Reader:
         if value is None and default is not None:
             return default
         if not isinstance(value, str):
-            raise _wrong(name, f"got {_kind(value)}", "a string")
+            raise wrong_key(name, f"got {_kind(value)}", "a string")
         return value
 
     def flag(self, name: str) -> bool | None:
@@ -166,7 +173,7 @@ class _Reader:
         if value is None:
             return None
         if isinstance(value, str) or value not in (True, False):
-            raise _wrong(name, f"got {value!r}", "true or false")
+            raise wrong_key(name, f"got {value!r}", "true or false")
         return bool(value)
 
     def strings(self, name: str) -> tuple[str, ...]:
@@ -176,18 +183,18 @@ class _Reader:
         items = _listed(name, value)
         for index, item in enumerate(items):
             if not isinstance(item, str):
-                raise _wrong(name, f"got {_kind(item)} at index {index}", "strings only")
+                raise wrong_key(name, f"got {_kind(item)} at index {index}", "strings only")
         return tuple(items)
 
     def tokens(self) -> tuple[str, ...]:
         tokens = self.strings("tokens")
         if not tokens:
-            raise _wrong("tokens", "got none", "one string per token")
+            raise wrong_key("tokens", "got none", "one string per token")
         if len(set(tokens)) != len(tokens):
             first: dict[str, int] = {}
             for token, text in enumerate(tokens):
                 if text and text in first:
-                    raise _wrong("tokens", f"got {text!r} both as {first[text]} and {token}", "each text once")
+                    raise wrong_key("tokens", f"got {text!r} as {first[text]} and {token}", "each text once")
                 first[text] = token
         return tokens
 
@@ -203,10 +210,10 @@ class _Reader:
             return []
         items = _listed(name, value)
         if len(items) != count:
-            raise _wrong(name, f"got {len(items)} entries", f"{count}, one per token")
+            raise wrong_key(name, f"got {len(items)} entries", f"{count}, one per token")
         for index, item in enumerate(items):
             if not isinstance(item, (int, float)):
-                raise _wrong(name, f"got {_kind(item)} at index {index}", "numbers only")
+                raise wrong_key(name, f"got {_kind(item)} at index {index}", "numbers only")
         return items
 
     def token_id(self, name: str, count: int) -> int | None:
@@ -217,11 +224,11 @@ class _Reader:
         try:
             token = int(value)
         except (TypeError, ValueError):
-            raise _wrong(key, f"got {_kind(value)}", "a token id") from None
+            raise wrong_key(key, f"got {_kind(value)}", "a token id") from None
         if token in {-1, 0xFFFFFFFF}:  # how some converters write "there is none"
             return None
         if not 0 <= token < count:
-            raise _wrong(key, f"got {token}", f"an id below {count}")
+            raise wrong_key(key, f"got {token}", f"an id below {count}")
         return token
 
 
@@ -229,7 +236,7 @@ def _listed(name: str, value: Any) -> list[Any]:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
-        raise _wrong(name, f"got {_kind(value)}", "an array")
+        raise wrong_key(name, f"got {_kind(value)}", "an array")
     return list(value)
 
 
@@ -237,7 +244,7 @@ def _kind(value: Any) -> str:
     return "nothing" if value is None else type(value).__name__
 
 
-def _wrong(name: str, got: str, wanted: str) -> ModelFormatError:
+def wrong_key(name: str, got: str, wanted: str) -> ModelFormatError:
     return ModelFormatError(
         f"The vocabulary cannot be read: key 'tokenizer.ggml.{name}': {got}, wanted {wanted}. "
         "Convert the model again, or download another GGUF of it."
