@@ -23,8 +23,8 @@ def _byte_characters() -> dict[int, str]:
     return mapping
 
 
-_BYTE_CHARACTERS = _byte_characters()
-_CHARACTER_BYTES = {character: byte for byte, character in _BYTE_CHARACTERS.items()}
+BYTE_CHARACTERS = _byte_characters()
+_CHARACTER_BYTES = {character: byte for byte, character in BYTE_CHARACTERS.items()}
 _UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # the bytes that occur in valid UTF-8
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -104,7 +104,7 @@ def missing_bytes(vocabulary: Vocabulary, structural: frozenset[int]) -> bytes:
     """Bytes of UTF-8 the vocabulary cannot spell; merging would drop them without a word."""
     texts = {text for token, text in enumerate(vocabulary.tokens) if token not in structural}
     if vocabulary.model == "gpt2":
-        missing = bytes(byte for byte in _UTF8_BYTES if _BYTE_CHARACTERS[byte] not in texts)
+        missing = bytes(byte for byte in _UTF8_BYTES if BYTE_CHARACTERS[byte] not in texts)
     elif vocabulary.unknown is None:
         missing = bytes(byte for byte in _UTF8_BYTES if f"<0x{byte:02X}>" not in texts)
     else:

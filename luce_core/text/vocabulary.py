@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -233,9 +233,9 @@ class _Reader:
 
 
 def _listed(name: str, value: Any) -> list[Any]:
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist"):  # a numpy array
         value = value.tolist()
-    if not isinstance(value, (list, tuple)):
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise wrong_key(name, f"got {_kind(value)}", "an array")
     return list(value)
 
