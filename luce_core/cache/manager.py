@@ -209,6 +209,7 @@ class PagedBlockManager:
                 table.blocks[tail] = target
                 self._copies += 1
         state.shared = False
+        self._cache.trim()
 
     def advance(self, seq: SeqId, keys: Sequence[int]) -> None:
         """`keys` are committed; entries at index >= length are garbage."""
@@ -373,7 +374,6 @@ class PagedBlockManager:
         self._unpin(state.nodes)
         heappush(self._pending_slots, (after, state.slot))
         self.retire(Fence(self._retired))
-        self._cache.trim()
 
     def _covered(self, state: SeqState) -> bool:
         """Whether another cached block holds the tail of `state` and more."""
@@ -493,3 +493,4 @@ class PagedBlockManager:
             self._index.unpin(node)
         if nodes:
             self._cache.prune(nodes[-1])
+        self._cache.trim()
