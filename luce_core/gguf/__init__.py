@@ -5,7 +5,7 @@ are stored.
 """
 
 from luce_core.gguf.file import GgufFile, read_header
-from luce_core.gguf.formats import FORMATS, BlockFormat, FormatRegistry
+from luce_core.gguf.formats import FORMATS, BlockFormat, FormatRegistry, declared
 from luce_core.gguf.header import REQUIRED, GgufHeader, TensorInfo
 from luce_core.gguf.summary import FormatTotal, MetadataRow, Summary, TensorRow, summarize
 from luce_core.gguf.values import MetaValue, StringArray
@@ -24,6 +24,7 @@ __all__ = [
     "Summary",
     "TensorInfo",
     "TensorRow",
+    "declared",
     "read_header",
     "summarize",
 ]

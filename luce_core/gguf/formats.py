@@ -7,12 +7,13 @@ Plugins add formats through `luce_register_quants`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from luce_core.contracts.plugin import QuantFormat
 from luce_core.errors import ModelFormatError, PluginError
 
 Bytes = npt.NDArray[np.uint8]
@@ -58,8 +59,24 @@ class BlockFormat:
         with np.errstate(all="ignore"):
             for start in range(0, len(blocks), DEQUANT_CHUNK_BLOCKS):
                 chunk = slice(start, start + DEQUANT_CHUNK_BLOCKS)
-                out[chunk] = self.decode(blocks[chunk])
+                decoded = self.decode(blocks[chunk])
+                if decoded.shape != out[chunk].shape:
+                    raise PluginError(
+                        f"Block format {self.name!r} decoded {list(blocks[chunk].shape)} bytes to the shape "
+                        f"{list(decoded.shape)}; wanted {list(out[chunk].shape)}. Report it to its author."
+                    )
+                out[chunk] = decoded
         return out.reshape(*raw.shape[:-1], raw.shape[-1] // self.block_bytes * self.block_weights)
+
+
+def declared(quant: QuantFormat, resolve: Callable[[str], Callable[..., Any]]) -> BlockFormat:
+    """The format a plugin declares. `resolve` imports its "module:fn" when something is first dequantized."""
+
+    def decode(blocks: Bytes) -> Floats:
+        decoded: Floats = resolve(quant.dequantize)(blocks)
+        return decoded
+
+    return BlockFormat(quant.name, quant.ggml_id, quant.block_weights, quant.block_bytes, decode)
 
 
 class FormatRegistry:

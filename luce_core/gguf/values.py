@@ -141,7 +141,9 @@ def shown(value: MetaValue) -> str:
 
 def describe_array(value: StringArray | npt.NDArray[Any] | tuple[MetaValue, ...]) -> str:
     if isinstance(value, StringArray):
-        return f"{len(value)} strings"
-    if isinstance(value, tuple):
-        return f"{len(value)} arrays"
-    return f"{len(value)} {value.dtype.name} values"
+        noun = "string"
+    elif isinstance(value, tuple):
+        noun = "array"
+    else:
+        noun = f"{value.dtype.name} value"
+    return f"{len(value)} {noun}" if len(value) == 1 else f"{len(value)} {noun}s"

@@ -318,7 +318,7 @@ def test_split_keys_of_another_type(tmp_path, kind):
     if kind[0] == U32:
         assert read_header(path).shards == (path,)
     else:
-        with refused("'split.count' is an array of 1 uint16 values"):
+        with refused("'split.count' is an array of 1 uint16 value;"):
             read_header(path)
 
 

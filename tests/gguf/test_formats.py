@@ -11,8 +11,9 @@ import gguf
 import numpy as np
 import pytest
 
+from luce_core.contracts.plugin import QuantFormat
 from luce_core.errors import ModelFormatError, PluginError
-from luce_core.gguf import FORMATS, BlockFormat, FormatRegistry
+from luce_core.gguf import FORMATS, BlockFormat, FormatRegistry, declared
 from luce_core.gguf import formats as formats_module
 
 NO_DECODER = {"Q8_1"}
@@ -190,6 +191,29 @@ def test_a_plugins_format_is_found_and_decodes():
     assert mine in list(registry)
     with pytest.raises(ModelFormatError):
         FORMATS.by_id(4001)
+
+
+def test_a_declared_format_imports_its_code_when_it_is_first_used():
+    imported = []
+
+    def resolve(factory):
+        imported.append(factory)
+        return two_bits
+
+    mine = declared(QuantFormat("MINE", 4001, 4, 1, "plugin.quants:two_bits"), resolve)
+    registry = FormatRegistry()
+    registry.register(mine)
+    assert registry.by_id(4001).row_bytes(8) == 2
+    assert imported == []
+    assert mine.dequantize(np.array([[0b11100100]], np.uint8)).tolist() == [[0, 1, 2, 3]]
+    assert imported == ["plugin.quants:two_bits"]
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (3, 5), (12,), (1, 4)])
+def test_a_plugin_that_decodes_to_the_wrong_shape_is_named(shape):
+    wrong = BlockFormat("MINE", 4001, 4, 1, lambda blocks: np.zeros(shape, np.float32))
+    with pytest.raises(PluginError, match=r"'MINE' decoded \[3, 1\] bytes to the shape .*; wanted \[3, 4\]"):
+        wrong.dequantize(np.zeros(3, np.uint8))
 
 
 @pytest.mark.parametrize(("name", "ggml_id"), [("MINE", 12), ("Q4_K", 4001), ("Q4_K", 12)])

@@ -148,11 +148,12 @@ def test_a_file_cut_off_in_the_first_24_bytes(length):
     complaint(model()[:length])
 
 
-def test_wrong_magic():
-    assert "b'GGML'; wanted b'GGUF'" in complaint(model(magic=b"GGML"))
+@pytest.mark.parametrize("magic", [b"GGML", b"GGUX", b"gguf", b"FUGG", b"PK\3\4"])
+def test_wrong_magic(magic):
+    assert f"the magic at its start is {magic!r}; wanted b'GGUF'" in complaint(model(magic=magic))
 
 
-@pytest.mark.parametrize("version", [0, 1, 4, 99, 2**32 - 1, 65536 + 3])
+@pytest.mark.parametrize("version", [0, 1, 4, 99, 256, 2**32 - 1, 65536 + 3])
 def test_unknown_version(version):
     assert f"the version is {version}; wanted 2 or 3" in complaint(model(version=version))
 
@@ -382,6 +383,15 @@ def test_overlapping_tensors(second):
     tensors = [tensor(b"a"), tensor(b"b", offset=second)]
     message = complaint(model(tensors=tensors, data=bytes(1024)))
     assert "tensor 'b' overlaps tensor 'a'" in message
+
+
+def test_tensors_may_touch_but_not_share_one_byte():
+    for weights, fits in ((32, True), (33, False)):
+        data = model(tensors=[tensor(b"a", (weights,), 24), tensor(b"b", (1,), 24, 32)], data=bytes(64))
+        if fits:
+            assert len(parse(data).tensors) == 2
+        else:
+            assert "tensor 'b' overlaps tensor 'a'" in complaint(data)
 
 
 def test_overlap_is_found_in_any_order_of_the_table():
