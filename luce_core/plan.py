@@ -30,7 +30,7 @@ from luce_core.plan_memory import MEMORY_SHARE, Demand, Fit, fit, strides_block,
 from luce_core.registry import Registry, Supplied, choices, declarations, guarded, resolve
 
 if TYPE_CHECKING:
-    from luce_core.gguf import GgufHeader
+    from luce_core.gguf import FormatRegistry, GgufHeader
 
 REQUIRED_KINDS = frozenset({"scheduler", "executor"})
 MIN_HELD_ROWS = 8
@@ -331,7 +331,37 @@ class Draft:
         )
 
 
-# --- reading a plan
+# --- around a plan
+
+
+def block_formats(registry: Registry) -> FormatRegistry:
+    """The block formats a model file may use: the core's and those of plugins, decoded when first needed."""
+    from luce_core.gguf import BlockFormat, FormatRegistry
+
+    formats = FormatRegistry()
+    for supplied in registry.quants():
+        quant = supplied.value
+        subject = f"Block format {quant.name!r} of {registry.title(supplied.plugin)}"
+        decode = Decoder(quant.dequantize, subject)
+        formats.register(
+            BlockFormat(quant.name, quant.ggml_id, quant.block_weights, quant.block_bytes, decode)
+        )
+    return formats
+
+
+class Decoder:
+    """A plugin's dequantization, imported at the first block."""
+
+    def __init__(self, factory: str, subject: str) -> None:
+        self._factory = factory
+        self._subject = subject
+        self._decode: Callable[..., Any] | None = None
+
+    def __call__(self, blocks: Any) -> Any:
+        """uint8[n, block_bytes] -> float32[n, block_weights]."""
+        if self._decode is None:
+            self._decode = resolve(self._factory, self._subject)
+        return self._decode(blocks)
 
 
 def state_sizes(plan: BackendPlan) -> StateSizes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import lcm
 
 from attrs import evolve, frozen
 
@@ -65,11 +66,8 @@ class Fit:
 
 def strides_block(block_tokens: int, groups: Sequence[Group]) -> int:
     """`block_tokens` raised to a multiple of every group's stride."""
-    wanted = block_tokens
-    for group in groups:
-        while wanted % group.stride:
-            wanted += block_tokens
-    return wanted
+    unit = lcm(*(group.stride for group in groups))
+    return -(-block_tokens // unit) * unit
 
 
 def weight_bytes(spec: ModelSpec, layers: Sequence[OpLayer]) -> tuple[int, str]:

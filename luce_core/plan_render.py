@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from luce_core.contracts import BackendPlan, PartSpec
+from luce_core.contracts import BackendPlan, PartSpec, StateSizes
 from luce_core.option_fields import show_size
 from luce_core.plan import suppliers
 from luce_core.plan_fields import words
@@ -90,10 +90,16 @@ def _fields_table(plan: BackendPlan) -> Table:
     table = _table("Fields", ("field", "value", "set by", "why"))
     for name, value in sorted(plan.values.items()):
         origin = plan.origin[name]
-        shown = show_size(value) if name.endswith("_bytes") or name == "cache.bytes" else words(value)
         by = {"default": "default", "plugin": f"plugin {origin.by}"}.get(origin.source, origin.by)
-        table.add_row(name, shown, by, origin.reason)
+        table.add_row(name, _shown(name, value), by, origin.reason)
     return table
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, StateSizes):
+        blocks = ", ".join(f"{group}: {count} blocks" for group, count in value.num_blocks.items())
+        return f"{value.num_slots} sequences; {blocks or 'no blocks'} of {value.block_tokens} tokens"
+    return show_size(value) if name.endswith("bytes") else words(value)
 
 
 def stayed_out(plan: BackendPlan, registry: Registry) -> list[str]:
