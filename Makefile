@@ -1,0 +1,78 @@
+# The words of this checkout; `make help` lists them. Everything they set up lies in .venv and .make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := .make
+
+PLUGINS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml)))
+EXAMPLES := $(patsubst %/pyproject.toml,%,$(sort $(wildcard examples/*/pyproject.toml)))
+SUITES := tests $(wildcard $(addsuffix /tests,$(PLUGINS)))
+HOOKS := $(wildcard plugins/*/luce_*/hooks.py)
+METADATA := pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
+
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+THREADS ?= 2
+export OMP_NUM_THREADS ?= $(THREADS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check lint types imports proof bench new-plugin clean
+
+help:
+	@echo "make serve       set up, fetch the default model if need be, and serve it"
+	@echo "                 MODEL=file.gguf for another model, ARGS='--port 9000' for more flags"
+	@echo "make test        set up and run every test; ARGS='-k name' goes to pytest"
+	@echo "make check       lint, types, imports, wheels, installs into a clean environment"
+	@echo "make bench       measure against the peers; see benchmarks/"
+	@echo "make new-plugin  NAME=luce-something: a plugin to start from, under plugins/"
+	@echo "make clean       remove everything that was set up here"
+
+setup: $(STAMPS)/installed
+
+serve: $(STAMPS)/installed
+	$(BIN)/luce-core serve $(MODEL) $(ARGS)
+
+test: $(STAMPS)/tools
+	$(BIN)/luce-core pull smollm2-135m
+	$(BIN)/python -m pytest $(SUITES) $(ARGS)
+
+check: lint types imports proof
+
+lint: $(STAMPS)/tools
+	$(BIN)/ruff check .
+
+types: $(STAMPS)/tools
+	$(BIN)/mypy
+	$(BIN)/mypy $(HOOKS)
+
+imports: $(STAMPS)/tools
+	$(BIN)/lint-imports
+
+proof: $(STAMPS)/tools
+	$(BIN)/python tools/clean_install.py
+
+bench: $(STAMPS)/tools
+	$(BIN)/python benchmarks/cpu/compare.py $(ARGS)
+
+new-plugin: $(STAMPS)/tools
+	@test -n "$(NAME)" || { echo "Say which: make new-plugin NAME=something" >&2; exit 2; }
+	$(BIN)/python tools/new_plugin.py $(NAME) $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(STAMPS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+# --- what the words stand on
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; $(PYTHON) is older. Try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/installed: $(STAMPS)/venv $(METADATA)
+	$(PIP_INSTALL) $(addprefix --editable ./,$(PLUGINS)) --editable .
+	@touch $@
+
+$(STAMPS)/tools: $(STAMPS)/installed
+	$(PIP_INSTALL) $(addprefix --editable ./,$(PLUGINS)) --editable '.[test,check]'
+	@touch $@

@@ -1,0 +1,135 @@
+"""`luce-core serve`."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from luce_core.cli import flags
+from luce_core.cli.console import console, say
+from luce_core.cli.session import Session
+from luce_core.core_options import CoreOptions
+from luce_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from luce_core.cli.starting import Planned, Running
+    from luce_core.options import Options
+
+
+def make(session: Session) -> click.Command:
+    """The command."""
+    text = (
+        "Serve a model over HTTP. MODEL is a GGUF file or a name `luce-core pull` lists; without one the "
+        "small default model is fetched and served."
+    )
+    return flags.command("serve", session, serve, text, [flags.model_argument()])
+
+
+def serve(session: Session, params: dict[str, Any]) -> None:
+    """Plan, listen, load, answer, until a signal ends it. A taken port is found before the load."""
+    options = session.options(params)
+    from luce_core.cli.rows import RequestRows
+    from luce_core.cli.starting import plan_model, set_up_logging, start
+
+    set_up_logging(options.core.log_level)
+    check_exposure(options.core)
+    planned = plan_model(session, options)
+    with listen(options.core.host, options.core.port) as listener:
+        running = start(session, options, planned, (RequestRows(say),))
+        show_banner(session, planned, f"http://{_address(listener)}")
+        try:
+            _answer(listener, running, options)
+        finally:
+            running.close(0.0)
+    say("Stopped.")
+
+
+def check_exposure(core: CoreOptions) -> None:
+    """Beyond this machine only with a key, unless the user insists."""
+    if core.api_key or core.insecure or _is_loopback(core.host):
+        return
+    raise UsageError(
+        f"--host {core.host} lets other machines in, and no key guards the server. Set --api-key (or "
+        "LUCE_API_KEY), stay on 127.0.0.1, or say --insecure if the network is trusted."
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@contextmanager
+def listen(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket. UsageError names what is in the way."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot listen on {host}:{port}: {error.strerror or error}. Stop what uses it, or choose "
+            "another --port (0 takes any free one)."
+        ) from error
+    with listener:
+        yield listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def show_banner(session: Session, planned: Planned, url: str) -> None:
+    """What was composed and where it listens."""
+    from luce_core.plan_render import render_plan
+
+    console().print(render_plan(planned.plan, session.registry, verbose=False))
+    say(f"Serving {planned.name} at {url}/v1 (OpenAI-compatible); Ctrl-C stops.")
+
+
+def _answer(listener: socket.socket, running: Running, options: Options) -> None:
+    """Run the HTTP server until a signal. The second signal does not wait for answers."""
+    import uvicorn
+
+    from luce_core.server.app import build_app
+
+    core = options.core
+    config = uvicorn.Config(
+        build_app(running.service, core.api_key),
+        log_level=core.log_level,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=max(1, round(core.drain)),
+    )
+
+    class Server(uvicorn.Server):
+        """Leaves signals to us: uvicorn raises them again when it is done, which would skip our own end."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    server = Server(config)
+    with _signals(server.handle_exit):
+        server.run(sockets=[listener])
+
+
+@contextmanager
+def _signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

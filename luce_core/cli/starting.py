@@ -1,0 +1,152 @@
+"""From options to a running engine: what `serve`, `run` and `plan` share."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from luce_core.catalog import DEFAULT_MODEL
+from luce_core.cli.console import errors, warn
+from luce_core.cli.session import Session
+from luce_core.contracts import BackendPlan, RequestRecord, SamplingParams
+from luce_core.errors import UsageError
+from luce_core.options import Options
+from luce_core.plan import make_plan
+
+if TYPE_CHECKING:
+    from luce_core.engine.local import LocalChannel
+    from luce_core.gguf import GgufHeader
+    from luce_core.pipeline import Pipeline
+    from luce_core.server.service import GenerationService
+
+Observer = Callable[[RequestRecord], None]
+
+
+@frozen
+class Planned:
+    """A model that was found and a plan that fits; nothing is loaded yet."""
+
+    path: Path
+    name: str
+    """What clients call the model."""
+    header: GgufHeader
+    plan: BackendPlan
+
+
+@frozen
+class Running:
+    """A loaded model that answers."""
+
+    planned: Planned
+    pipeline: Pipeline
+    channel: LocalChannel
+    service: GenerationService
+
+    def close(self, drain_s: float) -> None:
+        """Let running answers go on for `drain_s` seconds, then end everything. Blocks."""
+        self.pipeline.observers.engine_stopping(self.pipeline)
+        self.channel.close(drain_s)
+
+
+def plan_model(session: Session, options: Options) -> Planned:
+    """Find the model (pulling it if it is a name) and plan it. Raises PlanError with every problem."""
+    from luce_core.gguf import read_header
+
+    path = session.model_path(options)
+    header = read_header(path)
+    named = options.core.model or DEFAULT_MODEL
+    name = options.core.alias or (named if named in session.catalog.names else path.stem)
+    return Planned(path, name, header, make_plan(options, header, session.registry))
+
+
+def start(
+    session: Session, options: Options, planned: Planned, observers: Sequence[Observer] = ()
+) -> Running:
+    """Load the model and start the engine's thread. `observers` see every finished request."""
+    with _loading(planned.name) as progress:
+        from luce_core.compose import compose
+        from luce_core.engine.engine import LuceEngine
+        from luce_core.engine.local import LocalChannel
+        from luce_core.server.service import GenerationService
+
+        pipeline = compose(planned.plan, session.registry, progress=progress)
+        engine = LuceEngine(pipeline)
+    channel = LocalChannel(engine, max_queue=options.core.queue_limit + options.core.max_sequences)
+    pipeline.observers.engine_started(pipeline)
+    face = _face(options, planned, pipeline)
+    if face.template.notice:
+        warn(face.template.notice)
+    service = GenerationService(channel, face, (*observers, pipeline.observers.request_finished))
+    return Running(planned, pipeline, channel, service)
+
+
+def set_up_logging(level: str) -> None:
+    """One line per record on standard error."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+
+
+def template_kwargs(options: Options) -> Mapping[str, Any]:
+    """What the option `thinking` tells the chat template."""
+    return {} if options.core.thinking == "auto" else {"enable_thinking": options.core.thinking == "on"}
+
+
+def _face(options: Options, planned: Planned, pipeline: Pipeline) -> Any:
+    from luce_core.server.service import ModelFace
+    from luce_core.text import ChatTemplate
+
+    core, spec = options.core, planned.plan.models[0].spec
+    metadata: dict[str, Any] = dict(planned.header.metadata)
+    if core.chat_template_file is not None:
+        metadata["tokenizer.chat_template"] = _read_template(core.chat_template_file)
+    return ModelFace(
+        id=planned.name,
+        context=planned.plan.number("context"),
+        tokenizer=pipeline.target.tokenizer,
+        template=ChatTemplate.from_metadata(metadata),
+        created=int(time.time()),
+        defaults=evolve(
+            SamplingParams(),
+            temperature=core.temperature,
+            top_p=core.top_p,
+            top_k=core.top_k,
+            min_p=core.min_p,
+            repetition=core.repetition_penalty,
+        ),
+        details={
+            "architecture": spec.arch,
+            "n_params": spec.parameters,
+            "size": spec.weight_bytes,
+            "n_ctx_train": spec.context,
+            "n_vocab": spec.vocab,
+        },
+    )
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Chat template file {str(path)!r} cannot be read: {error}.") from error
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A status line while the model loads; nothing where nobody watches."""
+    shown = errors()
+    if not shown.is_terminal:
+        yield None
+        return
+    with shown.status(f"Loading {name} ...") as status:
+        yield lambda done, total: status.update(f"Loading {name}: {100 * done // max(total, 1)} %")

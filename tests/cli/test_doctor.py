@@ -1,0 +1,84 @@
+import json
+import socket
+
+import pytest
+
+
+def findings(luce, **options):
+    shown = luce("doctor", "--json", **options)
+    return shown.status, json.loads(shown.out)
+
+
+def of(rows, subject):
+    return [row for row in rows if row["subject"] == subject]
+
+
+def test_a_rig_that_can_serve_has_nothing_wrong(luce, toy):
+    status, rows = findings(luce, env={"LUCE_PORT": "0"})
+    assert [row for row in rows if row["level"] == "wrong"] == []
+    assert status == 0
+    assert {"python", "torch", "options", "port", "plugins", "devices", "memory", "models"} <= {
+        row["subject"] for row in rows
+    }
+    assert "Nothing is wrong." in luce("doctor", env={"LUCE_PORT": "0"}).out
+
+
+def test_no_architecture_and_no_device_are_wrong_and_say_what_to_install(luce):
+    status, rows = findings(luce, env={"LUCE_PORT": "0"})
+    assert status == 1
+    assert [row["level"] for row in of(rows, "devices")] == ["wrong"]
+    assert "pip install luce-backend-cpu" in of(rows, "devices")[0]["fix"]
+    assert any("luce-arch-" in row["fix"] for row in of(rows, "plugins"))
+    assert "2 things are wrong." in luce("doctor", env={"LUCE_PORT": "0"}).out
+
+
+def test_a_broken_plugin_is_wrong_and_named(luce, toy):
+    toy.add("absent", "no_such_module_at_all")
+    status, rows = findings(luce, env={"LUCE_PORT": "0"})
+    [row] = [row for row in of(rows, "plugins") if row["level"] == "wrong"]
+    assert status == 1
+    assert "'absent'" in row["text"]
+    assert row["fix"] == "Repair or remove it: pip uninstall luce-absent"
+
+
+def test_a_taken_port_is_wrong(luce, toy):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        status, rows = findings(luce, env={"LUCE_PORT": str(taken.getsockname()[1])})
+    assert status == 1
+    assert of(rows, "port")[0]["level"] == "wrong"
+
+
+def test_broken_options_are_a_finding_and_the_rest_is_still_examined(luce, toy):
+    status, rows = findings(luce, env={"LUCE_PORT": "eighty"})
+    assert status == 1
+    assert "LUCE_PORT" in of(rows, "options")[0]["text"]
+    assert of(rows, "memory")
+
+
+def test_one_thread_and_an_unfinished_pull_are_noted(luce, toy, tmp_path):
+    work = tmp_path / "models" / ".pull" / "some-model-0011aabb"
+    work.mkdir(parents=True)
+    (work / "model.part").write_bytes(b"")
+    _, rows = findings(luce, env={"LUCE_PORT": "0", "OMP_NUM_THREADS": "1"})
+    assert any(row["fix"] == "luce-core pull some-model" for row in of(rows, "models"))
+    assert of(rows, "threads")
+
+
+def test_torch_that_cannot_be_imported_is_wrong(luce, toy, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    _, rows = findings(luce, env={"LUCE_PORT": "0"})
+    assert of(rows, "torch")[0]["level"] == "wrong"
+
+
+@pytest.mark.parametrize("missing", ["cc", "pip"])
+def test_missing_tools_are_noted_with_their_fix(luce, toy, monkeypatch, missing):
+    if missing == "cc":
+        monkeypatch.setattr("luce_core.cli.doctor.shutil.which", lambda _: None)
+    else:
+        monkeypatch.setattr("luce_core.cli.doctor.importlib.util.find_spec", lambda _: None)
+    _, rows = findings(luce, env={"LUCE_PORT": "0"})
+    [row] = of(rows, "compiler" if missing == "cc" else "pip")
+    assert row["level"] == "note"
+    assert row["fix"]
