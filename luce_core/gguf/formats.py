@@ -7,6 +7,7 @@ Plugins add formats through `luce_register_quants`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -71,11 +72,7 @@ class BlockFormat:
 
 def declared(quant: QuantFormat, resolve: Callable[[str], Callable[..., Any]]) -> BlockFormat:
     """The format a plugin declares. `resolve` imports its "module:fn" when something is first dequantized."""
-
-    def decode(blocks: Bytes) -> Floats:
-        decoded: Floats = resolve(quant.dequantize)(blocks)
-        return decoded
-
+    decode = partial(_decode_declared, resolve, quant.dequantize)
     return BlockFormat(quant.name, quant.ggml_id, quant.block_weights, quant.block_bytes, decode)
 
 
@@ -144,30 +141,32 @@ def _core_formats() -> Iterable[BlockFormat]:
 
     for kind in GGMLQuantizationType:
         weights, num_bytes = GGML_QUANT_SIZES[kind]
-        decode = _OWN_DECODERS.get(kind.name) or _gguf_decoder(kind.name)
+        decode = _OWN_DECODERS.get(kind.name) or partial(_decode_with_gguf, kind.name)
         yield BlockFormat(kind.name, int(kind), weights, num_bytes, decode)
 
 
-def _plain(dtype: str) -> Callable[[Bytes], Floats]:
+def _decode_declared(resolve: Callable[[str], Callable[..., Any]], factory: str, blocks: Bytes) -> Floats:
+    decoded: Floats = resolve(factory)(blocks)
+    return decoded
+
+
+def _decode_plain(dtype: str, blocks: Bytes) -> Floats:
     """Numbers stored as they are, little-endian; 64-bit ones are rounded to float32."""
-    return lambda blocks: blocks.view(dtype).astype(np.float32)
+    return blocks.view(dtype).astype(np.float32)
 
 
-def _gguf_decoder(name: str) -> Callable[[Bytes], Floats]:
-    def decode(blocks: Bytes) -> Floats:
-        from gguf import GGMLQuantizationType, dequantize
+def _decode_with_gguf(name: str, blocks: Bytes) -> Floats:
+    from gguf import GGMLQuantizationType, dequantize
 
-        try:
-            # One long row: the package walks rows in groups of 16, which is slow for narrow tensors.
-            flat = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[name])
-        except NotImplementedError as error:
-            raise ModelFormatError(
-                f"Block format {name!r} has no dequantization: it is a scratch format of GGML's kernels, "
-                "or too new for the installed gguf package. Upgrade gguf, or fetch another quantization."
-            ) from error
-        return np.asarray(flat, np.float32).reshape(len(blocks), -1)
-
-    return decode
+    try:
+        # One long row: the package walks rows in groups of 16, which is slow for narrow tensors.
+        flat = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[name])
+    except NotImplementedError as error:
+        raise ModelFormatError(
+            f"Block format {name!r} has no dequantization: it is a scratch format of GGML's kernels, "
+            "or too new for the installed gguf package. Upgrade gguf, or fetch another quantization."
+        ) from error
+    return np.asarray(flat, np.float32).reshape(len(blocks), -1)
 
 
 def _decode_q1_0(blocks: Bytes) -> Floats:
@@ -183,8 +182,11 @@ def _decode_q8_k(blocks: Bytes) -> Floats:
     return scale * blocks[:, 4:260].view(np.int8).astype(np.float32)
 
 
-_OWN_DECODERS: Final[dict[str, Callable[[Bytes], Floats]]] = {
-    "F32": _plain("<f4"), "F16": _plain("<f2"), "F64": _plain("<f8"),
-    "I8": _plain("<i1"), "I16": _plain("<i2"), "I32": _plain("<i4"), "I64": _plain("<i8"),
-    "Q1_0": _decode_q1_0, "Q8_K": _decode_q8_k,
+_PLAIN_DTYPES: Final = {
+    "F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
 }  # fmt: skip
+_OWN_DECODERS: Final[dict[str, Callable[[Bytes], Floats]]] = {
+    **{name: partial(_decode_plain, dtype) for name, dtype in _PLAIN_DTYPES.items()},
+    "Q1_0": _decode_q1_0,
+    "Q8_K": _decode_q8_k,
+}

@@ -4,6 +4,7 @@ The reader of the `gguf` package is the oracle.
 """
 
 import os
+import pickle
 import shutil
 import struct
 from pathlib import Path
@@ -94,6 +95,15 @@ def test_dequantize_gives_the_numbers_back(path):
         name = "blk.0.ffn.weight"
         np.testing.assert_allclose(file.dequantize(name), TENSORS[name], atol=0.02)
         assert file.dequantize("ids").flags.writeable
+
+
+def test_a_header_can_go_to_another_process(path):
+    header = read_header(path)
+    sent = pickle.loads(pickle.dumps(header))
+    assert sent.tensors == header.tensors
+    assert sent.strings("tokens") == header.strings("tokens")
+    raw = np.zeros((1, 144), np.uint8)
+    assert sent.tensor("token_embd.weight").format.dequantize(raw).shape == (1, 256)
 
 
 def test_unknown_tensor(path):
