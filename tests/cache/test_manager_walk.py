@@ -1,4 +1,4 @@
-"""Long random walks of the block manager against the plain truth: what short generated cases reach too rarely."""
+"""Long random walks of the block manager against the plain truth: what short cases reach too rarely."""
 
 from __future__ import annotations
 
@@ -97,5 +97,5 @@ def test_every_sequence_always_reads_its_own_text(name: str) -> None:
         hits, copies, evictions = hits + stats.hit_tokens, copies + stats.copies, evictions + stats.evictions
         walk.world.finish()
     assert hits
-    assert evictions
+    assert evictions or name == "only-slots"
     assert copies or name == "only-slots"

@@ -71,7 +71,8 @@ class FakeStore:
         self.block_bytes = dict.fromkeys(self.groups, block_bytes)
         self.sizes = StateSizes(block_tokens, dict.fromkeys(self.groups, blocks), slots, max_held)
         self.content = {
-            key: [[GARBAGE] * (block_tokens // g.stride) for _ in range(blocks)] for key, g in self.groups.items()
+            key: [[GARBAGE] * (block_tokens // g.stride) for _ in range(blocks)]
+            for key, g in self.groups.items()
         }
         self.slots: list[dict[str, Any]] = [dict.fromkeys(self.slot_models, GARBAGE) for _ in range(slots)]
         self.retired = 0
