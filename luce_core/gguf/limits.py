@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 MAX_HEADER_BYTES: Final = 128 << 20
-"""Metadata and tensor table of one file. 262,144 tokens with scores, types and 500,000 merges take about 15 MB.
+"""Metadata and tensor table of one file. 262,144 tokens, their scores and types, 500,000 merges: about 15 MB.
 
-Reading a header takes at most five times its bytes: a string with one emoji has four bytes a character in Python.
+Reading a header takes at most five times its bytes: Python keeps a string with one emoji at four bytes a
+character.
 """
 
 MAX_METADATA_PAIRS: Final = 16_384
