@@ -24,9 +24,9 @@ def toy_vocabulary(kind: Literal["bpe", "spm"] = "bpe") -> dict[str, Any]:
 
     kind: `bpe`, byte-level pairs as in Qwen (no beginning token; `<|im_end|>` ends a turn), or `spm`, scored
     SentencePiece with byte fallback as in Llama 2 (`<s>` is added, words carry their leading space).
-    Both spell every text, know ChatML's turn markers, thinking and tool-call tags, and bring a ChatML template,
-    so `Tokenizer.from_metadata`, `ChatTemplate.from_metadata` and a `GGUFWriter` take them as they are. Ids are
-    stable; in `bpe` the id of a byte is the byte.
+    Both spell every text, know ChatML's turn markers, thinking and tool-call tags, and bring a template for
+    them, so `Tokenizer.from_metadata`, `ChatTemplate.from_metadata` and a `GGUFWriter` take them as they are.
+    Ids are stable; in `bpe` the id of a byte is the byte.
     """
     return _bpe() if kind == "bpe" else _spm()
 
