@@ -84,7 +84,7 @@ class CoreOptions(BaseModel):
     chunk: Annotated[int, Info("tokens", group="Engine", plan="engine.row_budget")] = Field(
         512, ge=1, le=65536, description="Rows of one step: the size of a chunk of prompt processing."
     )
-    draft_nodes: Annotated[int, Info(group="Engine", plan="speculation.nodes")] = Field(
+    draft_nodes: Annotated[int, Info(group="Engine", plan="engine.draft_nodes")] = Field(
         16, ge=0, le=1024, description="Candidate tokens a sequence may verify in a step; 0 = none."
     )
     scheduler: Annotated[str, Info(group="Engine", plan="parts.scheduler")] = Field(

@@ -7,6 +7,7 @@ remembers who set it and why. Then memory is divided, and what does not fit toge
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
@@ -260,7 +261,7 @@ class Draft:
         block_tokens = strides_block(values["cache.block_tokens"], self.spec.layout.groups)
         if block_tokens != values["cache.block_tokens"]:
             fields.decide("cache.block_tokens", block_tokens, "raised to a multiple of the model's strides")
-        nodes = values["speculation.nodes"] if values["parts.drafter"] else 0
+        nodes = values["engine.draft_nodes"] if values["parts.drafter"] else 0
         reason = f"the anchor and {nodes} candidates" if nodes >= MIN_HELD_ROWS else "the least of use"
         fields.decide("engine.max_held_rows", max(MIN_HELD_ROWS, 1 + nodes), reason)
 
@@ -336,32 +337,13 @@ class Draft:
 
 def block_formats(registry: Registry) -> FormatRegistry:
     """The block formats a model file may use: the core's and those of plugins, decoded when first needed."""
-    from luce_core.gguf import BlockFormat, FormatRegistry
+    from luce_core.gguf import FormatRegistry, declared
 
     formats = FormatRegistry()
     for supplied in registry.quants():
-        quant = supplied.value
-        subject = f"Block format {quant.name!r} of {registry.title(supplied.plugin)}"
-        decode = Decoder(quant.dequantize, subject)
-        formats.register(
-            BlockFormat(quant.name, quant.ggml_id, quant.block_weights, quant.block_bytes, decode)
-        )
+        subject = f"Block format {supplied.value.name!r} of {registry.title(supplied.plugin)}"
+        formats.register(declared(supplied.value, partial(resolve, subject=subject)))
     return formats
-
-
-class Decoder:
-    """A plugin's dequantization, imported at the first block."""
-
-    def __init__(self, factory: str, subject: str) -> None:
-        self._factory = factory
-        self._subject = subject
-        self._decode: Callable[..., Any] | None = None
-
-    def __call__(self, blocks: Any) -> Any:
-        """uint8[n, block_bytes] -> float32[n, block_weights]."""
-        if self._decode is None:
-            self._decode = resolve(self._factory, self._subject)
-        return self._decode(blocks)
 
 
 def state_sizes(plan: BackendPlan) -> StateSizes:

@@ -112,7 +112,10 @@ class Network(Protocol):
 class ModelBackend(Protocol):
     """A model as the engine sees it. Engine thread only."""
 
-    spec: ModelSpec
+    @property
+    def spec(self) -> ModelSpec:
+        """What was loaded."""
+        ...
 
     def forward(self, batch: ForwardBatch) -> ForwardResult:
         """Run one batch. Does not synchronize; allocates nothing beyond its workspace when held."""
@@ -130,8 +133,15 @@ class ModelBackend(Protocol):
 class DFlashTarget(Protocol):
     """All a drafter may ask of its target."""
 
-    spec: ModelSpec
-    nextn: Network | None
+    @property
+    def spec(self) -> ModelSpec:
+        """What the target is."""
+        ...
+
+    @property
+    def nextn(self) -> Network | None:
+        """The target's MTP block, if the file has one."""
+        ...
 
     def embed(self, token: Tensor) -> Tensor:
         """i32[T] -> [T, E]."""
@@ -149,14 +159,35 @@ class DFlashTarget(Protocol):
 class LoadedModel(Protocol):
     """A model in memory."""
 
-    plan: ModelPlan
-    backend: ModelBackend
-    ops: Any
-    """Its namespace: reference ops with the plan's layers over them."""
-    target: DFlashTarget
-    tokenizer: Any
-    generation: int
-    """Rises whenever addresses change (unpark): captured graphs must be remade."""
+    @property
+    def plan(self) -> ModelPlan:
+        """What was asked for."""
+        ...
+
+    @property
+    def backend(self) -> ModelBackend:
+        """Forward and commit."""
+        ...
+
+    @property
+    def ops(self) -> Any:
+        """Its namespace: reference ops with the plan's layers over them."""
+        ...
+
+    @property
+    def target(self) -> DFlashTarget:
+        """What drafters may ask of it."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """Made from the same file."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Rises whenever addresses change (unpark): captured graphs must be remade."""
+        ...
 
     def park(self) -> None:
         """Give the device memory back; the model answers no forward until `unpark`."""

@@ -62,7 +62,7 @@ def test_engine_fields_carry_what_the_user_said(plan):
         "cache.v_type": "f16",
         "engine.max_sequences": 2,
         "engine.row_budget": 64,
-        "speculation.nodes": 5,
+        "engine.draft_nodes": 5,
         "threads": 3,
     }
     assert {name: made.values[name] for name in expected} == expected
