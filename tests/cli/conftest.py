@@ -1,4 +1,4 @@
-"""`luce-core` in this process and as a program of its own, with plugins installed in a folder of the test's."""
+"""`luce-core` in this process and as a program of its own; plugins are installed in a folder of the test."""
 
 import io
 import itertools
@@ -34,7 +34,7 @@ class Installed:
         self.names: list[str] = []
         folder.mkdir()
 
-    def add(self, name: str, hooks: str, *, provides: tuple[str, ...] = (), requires: str = "luce-core") -> None:
+    def add(self, name: str, hooks: str, provides: tuple[str, ...] = (), requires: str = "luce-core") -> None:
         """Install a distribution `luce-NAME` whose entry point names the module `hooks`."""
         info = self.folder / f"luce_{name}-1.0.dist-info"
         info.mkdir()
@@ -55,7 +55,8 @@ class Installed:
 
     def environment(self, base: Path) -> dict[str, str]:
         """Environment of a program that sees these plugins and no other."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("LUCE_", "DFLASH_"))}
+        ours = ("LUCE_", "DFLASH_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         return {
             **kept,
             "PYTHONPATH": os.pathsep.join((str(self.folder), str(ROOT))),
