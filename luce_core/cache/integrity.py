@@ -101,6 +101,7 @@ def check_index(
     assert cache.held_bytes <= cache.cache_bytes or not evictable, (
         f"{cache.held_bytes} bytes cached, budget {cache.cache_bytes}"
     )
+    assert cache.host_bytes <= cache.host_limit, f"{cache.host_bytes} host bytes, budget {cache.host_limit}"
 
 
 def _check_node(node: Node, index: PrefixIndex, users: int) -> None:
@@ -128,11 +129,3 @@ def _check_checkpoint(checkpoint: Checkpoint, index: PrefixIndex, slot_bytes: in
         assert checkpoint.host_bytes >= slot_bytes, (
             f"checkpoint {checkpoint.id}: a snapshot of {slot_bytes} bytes, counted {checkpoint.host_bytes}"
         )
-
-
-def check_slots(
-    seqs: Mapping[SeqId, SeqState], free: Sequence[int], pending: Sequence[int], num_slots: int
-) -> None:
-    """Every slot is used, free or waiting for a fence: once."""
-    slots = sorted([*(state.slot for state in seqs.values()), *free, *pending])
-    assert slots == list(range(num_slots)), f"slots used, free, pending: {slots}, wanted 0..{num_slots - 1}"

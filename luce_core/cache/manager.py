@@ -16,13 +16,12 @@ reading what lies below their own length.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
 from typing import Literal
 
 from luce_core.cache import integrity
 from luce_core.cache.groups import GroupInfo, check_store, read_groups
 from luce_core.cache.index import Entry, Found, Node, PrefixIndex
-from luce_core.cache.pool import BlockPool
+from luce_core.cache.pool import BlockPool, SlotPool
 from luce_core.cache.prefix import PrefixCache
 from luce_core.cache.restore import found_table, found_usable
 from luce_core.cache.sequence import GroupTable, SeqState
@@ -37,8 +36,9 @@ class PagedBlockManager:
 
     layouts: by model name; a prefix hit must restore all but the `best_effort` ones. identity: hash of
     weights, tokenizer and rope of those models; salts every cached block. cache_bytes: budget of everything
-    kept for later (device blocks no sequence holds, slot snapshots, spilled blocks). spill: copy evicted
-    blocks to host memory, within the budget, before forgetting them.
+    kept for later (device blocks no sequence holds, slot snapshots, spilled blocks). host_bytes: the most of
+    it that may lie in host memory (snapshots, spilled blocks); without, all of it. spill: copy evicted blocks
+    to host memory before forgetting them.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class PagedBlockManager:
         *,
         identity: str,
         cache_bytes: int,
+        host_bytes: int | None = None,
         spill: bool = False,
     ) -> None:
         self._store = store
@@ -71,13 +72,17 @@ class PagedBlockManager:
             granularity=groups.granularity,
         )
         self._cache = PrefixCache(
-            self._index, store, self._groups, self._pools, cache_bytes=cache_bytes, spill=spill
+            self._index,
+            store,
+            self._groups,
+            self._pools,
+            cache_bytes=cache_bytes,
+            host_limit=cache_bytes if host_bytes is None else host_bytes,
+            spill=spill,
         )
         self._seqs: dict[SeqId, SeqState] = {}
         self._next_seq = 0
-        self._free_slots = list(range(sizes.num_slots - 1, -1, -1))
-        self._pending_slots: list[tuple[int, int]] = []
-        self._retired = 0
+        self._slots = SlotPool(sizes.num_slots)
         self._asked_tokens = self._hit_tokens = self._copies = 0
 
     # --- prefix hits
@@ -97,7 +102,7 @@ class PagedBlockManager:
         checkpoint. Raises CapacityError when no slot is free or spilled blocks find no room, KeyError when
         the hit is no longer cached.
         """
-        self._need_slot("No sequence can be opened")
+        self._slots.need("No sequence can be opened")
         found = self._index.find(keys, hit.length) if hit.length else Found(0, ())
         if found.length != hit.length or hit.length >= max(1, len(keys)):
             raise KeyError(f"a hit of {hit.length} tokens is not cached, {found.length} are: match again")
@@ -118,7 +123,7 @@ class PagedBlockManager:
     def _restore(self, keys: Sequence[int], found: Found) -> SeqState:
         """The state of a sequence that starts with `found`, its blocks held and its slots loaded."""
         full = len(found.chain) * self._block_tokens
-        state = SeqState(self._free_slots.pop(), [], list(found.chain))
+        state = SeqState(self._slots.free.pop(), [], list(found.chain))
         state.length = found.length
         state.tail = list(keys[full : found.length])
         state.shared = bool(state.tail)
@@ -146,7 +151,10 @@ class PagedBlockManager:
         state = self._seqs[seq]
         if state.length + tokens <= state.capacity and (tokens == 1 or not self._strided):
             return True
-        new = self._new_blocks(state, tokens)
+        new = [
+            max(0, self._blocks_for(group, state.length, tokens) - table.end)
+            for group, table in zip(self._groups, state.tables, strict=True)
+        ]
         copies = self._copies_due(state)
         if not self._cache.make_room([n + c for n, c in zip(new, copies, strict=True)]):
             return False
@@ -156,24 +164,29 @@ class PagedBlockManager:
         state.set_capacity(self._block_tokens)
         return True
 
-    def fits(self, seq: SeqId, tokens: int) -> bool:
-        """Whether `reserve` would find the room, fences aside; changes nothing."""
+    def fits(self, seq: SeqId, tokens: int, *, step_tokens: int | None = None) -> bool:
+        """Whether there is room for `tokens` more, fences aside; changes nothing.
+
+        step_tokens: they come in steps of at most so many, so that windowed groups let go in between: what
+        admission asks before it takes a whole prompt.
+        """
         state = self._seqs[seq]
-        new, copies = self._new_blocks(state, tokens), self._copies_due(state)
-        return self._cache.has_room([n + c for n, c in zip(new, copies, strict=True)])
+        needs = self._copies_due(state)
+        for group, table in zip(self._groups, state.tables, strict=True):
+            ahead = self._within_window(group, tokens, step_tokens)
+            needs[group.index] += max(0, self._blocks_for(group, state.length, ahead) - table.end)
+        return self._cache.has_room(needs)
 
     def room(self, tokens: int, *, step_tokens: int | None = None) -> bool:
-        """Whether a new sequence of `tokens` tokens would find a slot and blocks; changes nothing.
+        """Whether a new sequence of `tokens` tokens would find a slot and blocks; `fits` before `open`."""
+        needs = [self._blocks_for(g, 0, self._within_window(g, tokens, step_tokens)) for g in self._groups]
+        return bool(self._slots.free) and self._cache.has_room(needs)
 
-        step_tokens: the longest prefill chunk, which with the window bounds what windowed groups need.
-        """
-        needs = []
-        for group in self._groups:
-            wanted = tokens
-            if group.window is not None:
-                wanted = min(tokens, group.window + self._block_tokens + (step_tokens or tokens))
-            needs.append(self._blocks_for(group, 0, wanted))
-        return bool(self._free_slots) and self._cache.has_room(needs)
+    def _within_window(self, group: GroupInfo, tokens: int, step_tokens: int | None) -> int:
+        """Of `tokens` to come in steps, those that hold blocks of `group` at once."""
+        if group.window is None or step_tokens is None:
+            return tokens
+        return min(tokens, group.window + self._block_tokens + step_tokens)
 
     def _blocks_for(self, group: GroupInfo, length: int, tokens: int) -> int:
         """Where the table of `group` must end to hold `tokens` rows behind `length`."""
@@ -182,12 +195,6 @@ class PagedBlockManager:
             return end
         held = length // group.stride + min(tokens, self._store.sizes.max_held_rows)
         return max(end, -(-held // (self._block_tokens // group.stride)))
-
-    def _new_blocks(self, state: SeqState, tokens: int) -> list[int]:
-        return [
-            max(0, self._blocks_for(group, state.length, tokens) - table.end)
-            for group, table in zip(self._groups, state.tables, strict=True)
-        ]
 
     def _copies_due(self, state: SeqState) -> list[int]:
         """By group: 1 where the partly filled block must be copied before this sequence may write it."""
@@ -300,10 +307,10 @@ class PagedBlockManager:
         Raises CapacityError when no slot is free.
         """
         parent = self._seqs[seq]
-        self._need_slot(f"Sequence {seq} cannot be forked")
+        self._slots.need(f"Sequence {seq} cannot be forked")
         end = -(-parent.length // self._block_tokens)
         tables = [GroupTable(t.start, t.blocks[: max(0, end - t.start)]) for t in parent.tables]
-        child = SeqState(self._free_slots.pop(), tables, list(parent.nodes))
+        child = SeqState(self._slots.free.pop(), tables, list(parent.nodes))
         child.tail = list(parent.tail)
         child.length = parent.length
         child.shared = bool(child.tail)
@@ -324,7 +331,7 @@ class PagedBlockManager:
         A cache entry like any other: it goes when room or budget runs out, at once when the budget cannot
         even hold one snapshot. Synchronizes where there are slots.
         """
-        if self._store.has_slots and self._store.slot_bytes > self._cache.cache_bytes:
+        if self._store.has_slots and self._store.slot_bytes > self._cache.host_limit:
             return self._index.new_id()
         made = self._keep(self._seqs[seq], with_slots=True)
         self._cache.trim()
@@ -372,8 +379,7 @@ class PagedBlockManager:
             for block in table.blocks:
                 pool.drop(block, after)
         self._unpin(state.nodes)
-        heappush(self._pending_slots, (after, state.slot))
-        self.retire(Fence(self._retired))
+        self._slots.give_back(state.slot, after)
 
     def _covered(self, state: SeqState) -> bool:
         """Whether another cached block holds the tail of `state` and more."""
@@ -384,11 +390,9 @@ class PagedBlockManager:
 
     def retire(self, fence: Fence) -> None:
         """The device is past `fence`: what was closed with it, or before, may be written again."""
-        self._retired = max(self._retired, fence)
+        self._slots.retire(fence)
         for pool in self._pools:
-            pool.retire(self._retired)
-        while self._pending_slots and self._pending_slots[0][0] <= self._retired:
-            self._free_slots.append(heappop(self._pending_slots)[1])
+            pool.retire(fence)
 
     # --- tiers and upkeep
 
@@ -464,7 +468,7 @@ class PagedBlockManager:
             spills=self._cache.spills,
             copies=self._copies,
             sequences=len(self._seqs),
-            free_slots=len(self._free_slots),
+            free_slots=len(self._slots.free),
         )
 
     def check_integrity(self) -> None:
@@ -472,15 +476,7 @@ class PagedBlockManager:
         integrity.check_pools(self._groups, self._pools, self._seqs, self._index)
         integrity.check_sequences(self._groups, self._pools, self._seqs, self._index)
         integrity.check_index(self._index, self._seqs, self._cache, self._store.slot_bytes)
-        pending = [slot for _, slot in self._pending_slots]
-        integrity.check_slots(self._seqs, self._free_slots, pending, self._store.sizes.num_slots)
-
-    def _need_slot(self, failed: str) -> None:
-        if not self._free_slots:
-            raise CapacityError(
-                f"{failed}: {len(self._seqs)} of {self._store.sizes.num_slots} slots are in use, the "
-                "others wait for a fence. Close a sequence first, or raise --max-sequences."
-            )
+        self._slots.check([state.slot for state in self._seqs.values()])
 
     def _enter(self, state: SeqState) -> SeqId:
         seq = SeqId(self._next_seq)

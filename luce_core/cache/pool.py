@@ -1,8 +1,11 @@
-"""The blocks of one group: who holds each, and when a free one may be written again."""
+"""The blocks of one group, and the slots: who holds each, and when a free one may be written again."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
+
+from luce_core.errors import CapacityError
 
 
 class BlockPool:
@@ -111,3 +114,43 @@ class BlockPool:
         assert self.cached == cached, f"{name}: {cached} blocks cached, counted {self.cached}"
         late = [(fence, b) for fence, b in self.pending if fence <= self.retired]
         assert not late, f"{name}: {late} pending although fence {self.retired} retired"
+
+
+class SlotPool:
+    """Rows of the per-sequence tables. Engine thread only."""
+
+    __slots__ = ("free", "num_slots", "pending", "retired")
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.free = list(range(num_slots - 1, -1, -1))
+        self.pending: list[tuple[int, int]] = []
+        """Heap of (fence, slot)."""
+        self.retired = 0
+
+    def need(self, failed: str) -> None:
+        """Raise CapacityError, beginning with `failed`, when no slot is free."""
+        if not self.free:
+            raise CapacityError(
+                f"{failed}: got {self.num_slots - len(self.pending)} of {self.num_slots} slots in use and "
+                f"{len(self.pending)} waiting for a fence, wanted a free one. Close a sequence first, or "
+                "raise --max-sequences."
+            )
+
+    def give_back(self, slot: int, after: int) -> None:
+        """`slot` is free once `after` has retired."""
+        heappush(self.pending, (after, slot))
+        self.retire(self.retired)
+
+    def retire(self, fence: int) -> None:
+        """The device is past `fence`."""
+        self.retired = max(self.retired, fence)
+        while self.pending and self.pending[0][0] <= self.retired:
+            self.free.append(heappop(self.pending)[1])
+
+    def check(self, used: Sequence[int]) -> None:
+        """Every slot is used, free or pending, once; AssertionError with the values."""
+        slots = sorted([*used, *self.free, *(slot for _, slot in self.pending)])
+        assert slots == list(range(self.num_slots)), (
+            f"slots used, free and pending: {slots}, wanted 0..{self.num_slots - 1}"
+        )

@@ -1,7 +1,7 @@
 """The prefix cache: which blocks stay when no sequence needs them, for how long, and on which tier.
 
-One byte budget covers cached device blocks, slot snapshots and spilled blocks; least recently used goes
-first, over blocks and checkpoints together.
+One byte budget covers cached device blocks, slot snapshots and spilled blocks, another the part of it in
+host memory; least recently used goes first, over blocks and checkpoints together.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ class PrefixCache:
         pools: Sequence[BlockPool],
         *,
         cache_bytes: int,
+        host_limit: int,
         spill: bool,
     ) -> None:
         self.index = index
         self.cache_bytes = cache_bytes
+        self.host_limit = min(host_limit, cache_bytes)
         self.host_bytes = 0
         self.evictions = 0
         self.spills = 0
@@ -97,7 +99,8 @@ class PrefixCache:
             node = parent
 
     def trim(self) -> None:
-        """Back under the budget."""
+        """Back under the budgets."""
+        self.reclaim(self.host_bytes - self.host_limit)
         while self.held_bytes > self.cache_bytes:
             entry = self.index.oldest("nodes", "checkpoints", "host")
             if entry is None:

@@ -22,6 +22,7 @@ class Walk:
             blocks=self.random.randint(9, 30),
             slots=self.random.randint(1, 4),
             cache_bytes=self.random.choice([0, 80, 300, 10_000]),
+            host_bytes=self.random.choice([None, None, 20, 100]),
             spill=self.random.random() < 0.4,
         )
 

@@ -115,13 +115,24 @@ class World:
     """Manager, store, and the plain truth: the keys of every open sequence."""
 
     def __init__(
-        self, layouts: dict[str, StateLayout], *, cache_bytes: int = 10_000, spill: bool = False, **sizes: int
+        self,
+        layouts: dict[str, StateLayout],
+        *,
+        cache_bytes: int = 10_000,
+        host_bytes: int | None = None,
+        spill: bool = False,
+        **sizes: int,
     ) -> None:
         self.layouts = layouts
         self.store = FakeStore(layouts, **sizes)
         self.size = self.store.sizes.block_tokens
         self.manager = PagedBlockManager(
-            self.store, layouts, identity="weights", cache_bytes=cache_bytes, spill=spill
+            self.store,
+            layouts,
+            identity="weights",
+            cache_bytes=cache_bytes,
+            host_bytes=host_bytes,
+            spill=spill,
         )
         self.exact = any(
             lay.slots or any(g.window for g in lay.groups) for lay in layouts.values() if not lay.best_effort
