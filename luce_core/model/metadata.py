@@ -12,7 +12,7 @@ from attrs import frozen
 
 from luce_core.contracts import CacheOptions, Field, Group, Pages, StateLayout
 from luce_core.errors import ModelFormatError
-from luce_core.gguf import GgufHeader
+from luce_core.gguf import GgufHeader, StringArray
 from luce_core.gguf.complaint import RECONVERT, bad, quote
 
 MAX_LAYERS = 4096
@@ -106,12 +106,15 @@ def _check_grouping(header: GgufHeader, heads: tuple[int, ...], kv_heads: tuple[
 
 
 def vocab_size(header: GgufHeader) -> int:
-    """Rows of the embedding table: `{a}.vocab_size` may differ from it by padding."""
+    """Entries of the vocabulary, which the embedding table has rows for: converters pad both alike.
+
+    Of a file without vocabulary: `{a}.vocab_size`, else the table's rows.
+    """
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, StringArray):
+        return len(tokens)
     shape = header.tensor("token_embd.weight").shape
-    if len(shape) != 2:
-        got = f"has the shape {list(shape)}"
-        raise bad(header.path, "tensor 'token_embd.weight'", got, "[vocabulary, width]", RECONVERT)
-    return shape[0]
+    return header.uint("{a}.vocab_size", shape[0], low=1)
 
 
 def read_rope(header: GgufHeader, head_dim: int) -> RopeParams:
