@@ -135,7 +135,8 @@ def describe_model(fields: Fields, header: GgufHeader) -> Described | None:
         return None
     if fields.by_default("parts.chat"):
         suited = tuple(part for part in found.value.chat if part in registry.names("chat"))
-        fields.decide("parts.chat", suited, f"suits architecture {name}")
+        if suited:
+            fields.decide("parts.chat", suited, f"suits architecture {name}")
     return model
 
 
@@ -298,7 +299,8 @@ class Draft:
                 "Raise it, lower --ctx-size, or choose a smaller --cache-type-k and --cache-type-v.",
             )
         elif fitted.short_bytes:
-            table = ", ".join(f"{c.owner} {show_size(c.num_bytes)}" for c in fitted.claims if c.num_bytes)
+            own = [claim for claim in fitted.claims if claim.device == self.device.id and claim.num_bytes]
+            table = ", ".join(f"{claim.owner} {show_size(claim.num_bytes)}" for claim in own)
             limit = show_size(fields.values["memory.limit_bytes"])
             fields.problem(
                 f"Device {self.device.id!r} may lend {limit}, and {what} ({table}).",

@@ -1,0 +1,204 @@
+"""The only wiring place: plan -> `Pipeline`. Every factory is imported and called once, with a typed context.
+
+Nothing here decides anything: the plan named the models, the parts and the sizes. What comes out holds no
+registry, so a running engine reaches plugins only through the parts it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from luce_core.cache.manager import PagedBlockManager
+from luce_core.contracts import (
+    BackendPlan,
+    ChatContext,
+    DeviceInfo,
+    DrafterContext,
+    EncoderContext,
+    ExecutorContext,
+    ExpertsContext,
+    PartSpec,
+    ReducerContext,
+    ResidencyContext,
+    SchedulerContext,
+    StateLayout,
+)
+from luce_core.engine.broker import DeviceBroker
+from luce_core.errors import PluginError
+from luce_core.model.loader import Loader, Model
+from luce_core.model.state import TorchStateStore
+from luce_core.pipeline import Observer, Observers, Pipeline
+from luce_core.plan import block_formats, state_sizes
+from luce_core.plan_memory import MEMORY_SHARE
+from luce_core.registry import Registry, Supplied, guarded, resolve
+from luce_core.text import Tokenizer
+
+Progress = Callable[[int, int], None]
+"""(bytes done, bytes in all) while weights are loaded."""
+
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "scheduler": ("plan",),
+    "executor": ("prepare", "submit"),
+    "drafter": ("observe", "propose"),
+    "reducer": ("reduce",),
+    "residency": ("next_decision", "select"),
+    "experts": ("bank", "hint", "rebalance"),
+    "encoder": ("encode",),
+    "chat": (),
+}
+"""What a part of each kind can do; checked once, so that a wrong factory fails here and by name."""
+
+
+def compose(plan: BackendPlan, registry: Registry, progress: Progress | None = None) -> Pipeline:
+    """Load the models, allocate the state, build the parts. Start-up thread.
+
+    Raises PluginError when a factory fails or returns the wrong thing, ModelFormatError for a bad file,
+    CapacityError when memory is short after all.
+    """
+    wiring = Wiring(plan, registry, progress)
+    models = {model.name: wiring.loader.load(model) for model in plan.models}
+    target = models[plan.models[0].name]
+    store = TorchStateStore(state_sizes(plan), [model.state for model in models.values()])
+    blocks = PagedBlockManager(
+        store,
+        {name: model.backend.spec.layout for name, model in models.items()},
+        identity="+".join(model.backend.spec.identity for model in models.values()),
+        cache_bytes=_kept_bytes(plan, store),
+    )
+    return Pipeline(
+        plan=plan,
+        models=MappingProxyType(models),
+        target=target,
+        state=store,
+        blocks=blocks,
+        scheduler=wiring.one("scheduler", target),
+        executor=wiring.one("executor", target),
+        brokers=MappingProxyType(wiring.brokers),
+        drafters=wiring.all("drafter", target),
+        reducers=wiring.all("reducer", target),
+        encoders=wiring.all("encoder", target),
+        residency=wiring.one("residency", target) if plan.parts["residency"] else None,
+        experts=wiring.one("experts", target) if plan.parts["experts"] else None,
+        chat=wiring.all("chat", target),
+        observers=_observers(registry),
+    )
+
+
+def _kept_bytes(plan: BackendPlan, store: TorchStateStore) -> int:
+    """What may be kept for later: every block of the pool, and the snapshots the plan claims beside it."""
+    pool = sum(count * store.block_bytes[group] for group, count in store.sizes.num_blocks.items())
+    return pool + sum(claim.num_bytes for claim in plan.claims if claim.kind == "cache")
+
+
+def _observers(registry: Registry) -> Observers:
+    def of(hook: str) -> tuple[Observer, ...]:
+        return tuple(Observer(bound.plugin, bound) for bound in registry.hooks.get(hook, ()))
+
+    return Observers(of("luce_engine_started"), of("luce_engine_stopping"), of("luce_request_finished"))
+
+
+def _broker(plan: BackendPlan, device: DeviceInfo) -> DeviceBroker:
+    """Of the plan's own device within its limit; of any other with what may be used there."""
+    own = device.id == plan.models[0].layer_device[0]
+    capacity = plan.number("memory.limit_bytes") if own else int(MEMORY_SHARE * device.memory_bytes)
+    return DeviceBroker(device.id, capacity, [claim for claim in plan.claims if claim.device == device.id])
+
+
+class Wiring:
+    """What composing needs on the way; gone when the pipeline is there."""
+
+    def __init__(self, plan: BackendPlan, registry: Registry, progress: Progress | None) -> None:
+        self.plan = plan
+        self.registry = registry
+        self.device = next(item for item in plan.devices if item.id == plan.models[0].layer_device[0])
+        self.brokers = {item.id: _broker(plan, item) for item in plan.devices}
+        builds = {model.spec.arch: self._build(model.spec.arch) for model in plan.models}
+        layers = {name: self._layer(name) for model in plan.models for name in model.op_layers}
+        self.loader = Loader(
+            builds.__getitem__,
+            layers.__getitem__,
+            state_sizes(plan),
+            tokenizer_of=lambda header: Tokenizer.from_metadata(header.metadata),
+            progress=progress,
+            formats=block_formats(registry),
+        )
+
+    def _build(self, arch: str) -> Callable[..., Any]:
+        found = self.registry.arch(arch)
+        subject = f"Architecture {arch!r} of {self.registry.title(found.plugin)}"
+        return resolve(found.value.build, subject)
+
+    def _layer(self, name: str) -> Mapping[str, Callable[..., Any]]:
+        found = self.registry.op_layer(name)
+        subject = f"of op layer {name!r} of {self.registry.title(found.plugin)}"
+        return {impl.op: resolve(impl.fn, f"Op {impl.op!r} {subject}") for impl in found.value.ops}
+
+    # --- parts
+
+    def one(self, kind: str, target: Model) -> Any:
+        """The occupant of a slot with one."""
+        (name,) = self.plan.parts[kind]
+        return self._part(kind, name, target)
+
+    def all(self, kind: str, target: Model) -> tuple[Any, ...]:
+        """The occupants of an ordered list."""
+        return tuple(self._part(kind, name, target) for name in self.plan.parts[kind])
+
+    def _part(self, kind: str, name: str, target: Model) -> Any:
+        found = self.registry.part(kind, name)
+        subject = f"{kind.capitalize()} {name!r} of {self.registry.title(found.plugin)}"
+        factory = resolve(found.value.factory, subject)
+        context = self._context(found, target)
+        part = guarded(f"{subject}: its factory {found.value.factory!r}", partial(factory, context))
+        lacking = [method for method in METHODS[kind] if not callable(getattr(part, method, None))]
+        if part is None or lacking:
+            wanted = f"an object with {' and '.join(lacking)}" if lacking else "a part"
+            raise PluginError(f"{subject}: its factory returned {part!r}, wanted {wanted}.")
+        if kind == "drafter":
+            _check_drafter(part, subject)
+        return part
+
+    def _context(self, part: Supplied[PartSpec], target: Model) -> Any:
+        """The typed context of the part's kind."""
+        options = self._options(part.plugin)
+        plan, broker = self.plan, self.brokers[self.device.id]
+        contexts: Mapping[str, Callable[[], Any]] = {
+            "scheduler": lambda: SchedulerContext(
+                options, plan.number("engine.max_sequences"), plan.number("engine.row_budget")
+            ),
+            "executor": lambda: ExecutorContext(options, self.device),
+            "drafter": lambda: DrafterContext(
+                options, target.target, self.loader, broker, plan.number("engine.draft_nodes")
+            ),
+            "reducer": lambda: ReducerContext(options, self.loader, broker, target.tokenizer),
+            "residency": lambda: ResidencyContext(
+                options, plan.number("context"), state_sizes(plan).block_tokens
+            ),
+            "experts": lambda: ExpertsContext(options, self.device, broker),
+            "encoder": lambda: EncoderContext(options, self.loader, plan.models),
+            "chat": lambda: ChatContext(options, target.tokenizer),
+        }
+        return contexts[part.value.kind]()
+
+    def _options(self, plugin: str) -> Any:
+        """The plugin's options as the plan has them, patches included; None if it has none."""
+        info = self.registry.record(plugin).info
+        if info is None or info.options is None:
+            return None
+        prefix = f"{plugin}."
+        own = {name: value for name, value in self.plan.values.items() if name.startswith(prefix)}
+        return info.options(**{name.removeprefix(prefix): value for name, value in own.items()})
+
+
+def _check_drafter(part: Any, subject: str) -> None:
+    layout = getattr(part, "layout", None)
+    if not isinstance(layout, StateLayout):
+        raise PluginError(f"{subject}: its layout is {layout!r}, wanted a StateLayout.")
+    if layout.groups or layout.pages or layout.slots:
+        raise PluginError(
+            f"{subject} keeps state of its own, and this core plans state for models only. Use a drafter "
+            "that reads the token history, or leave it out with --drafter none."
+        )
