@@ -33,11 +33,11 @@ class CTier:
     # --- weights
 
     def pack_linear(self, ops: Any, raw: RawLinear) -> Packed:
-        """The file's own bytes, not copied; formats the library does not know become f32, and the log says so."""
-        native.native()
+        """The file's own bytes; formats the library does not know become f32, and the log says so."""
+        lib = native.native()
         rows, cols = raw.shape
-        if raw.format in native.FORMATS and raw.data.strides[1] == 1:
-            return Packed(raw.data, raw.format, rows, cols)
+        if raw.format in native.FORMATS:
+            return Packed.from_file(lib, raw.data, raw.format, rows, cols)
         log.warning(
             "Tensor %r is stored as %s, which the C tier does not read: it is kept as f32, %.1f MiB instead of %.1f.",
             raw.name, raw.format, rows * cols * 4 / 2**20, raw.data.nbytes / 2**20,
@@ -53,7 +53,8 @@ class CTier:
             raise IndexError(f"rows {low}..{high} of {table.name!r}, which has {table.out_features}")
         out = torch.empty(*ids.shape, table.in_features)
         matrix = table.packed.bind(table)
-        native.native().dequantize(matrix, wanted.data_ptr(), wanted.numel(), out.data_ptr())
+        lib = native.native()
+        lib.check(lib.dequantize(matrix, wanted.data_ptr(), wanted.numel(), out.data_ptr()))
         return out if table.scale is None else out.mul_(table.scale)
 
     # --- ops called by themselves

@@ -25,14 +25,34 @@ CACHE_FORMATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF
 
 
 class Packed:
-    """A matrix as the library reads it: the file's bytes, still mapped, or f32 for formats it does not know."""
+    """A matrix as the library reads it: the file's bytes, still mapped or rearranged, or f32 where it must be."""
 
     __slots__ = ("_bound", "bytes", "matrix")
 
-    def __init__(self, data: npt.NDArray[np.uint8], format_name: str, rows: int, cols: int) -> None:
+    def __init__(self, data: npt.NDArray[np.uint8], format_name: str, rows: int, cols: int, *, lanes: bool = False) -> None:
+        """data: u8[rows, row_bytes]; with `lanes`, as `rearranged` left it."""
         self.bytes = data
-        self.matrix = native.Matrix(data.ctypes.data, data.strides[0], native.FORMATS[format_name], rows, cols, 1.0, None)
+        self.matrix = native.Matrix(
+            data=data.ctypes.data,
+            row_bytes=data.strides[0],
+            format=native.FORMATS[format_name],
+            rows=rows,
+            cols=cols,
+            lanes=lanes,
+            scale=1.0,
+        )
         self._bound: Linear | None = None
+
+    @classmethod
+    def from_file(cls, lib: native.Native, data: npt.NDArray[np.uint8], format_name: str, rows: int, cols: int) -> Packed:
+        """The file's bytes, in the order this processor likes; what was only read once stops being resident."""
+        packed = cls(data, format_name, rows, cols)
+        if not lib.wants_lanes(native.FORMATS[format_name]):
+            return packed
+        moved = np.empty((-(-rows // 16) * 16, data.shape[1]), np.uint8)
+        lib.to_lanes(packed.matrix, moved.ctypes.data)
+        lib.forget(data.ctypes.data, data.nbytes)
+        return cls(moved, format_name, rows, cols, lanes=True)
 
     def bind(self, w: Linear) -> native.Matrix:
         """The matrix with the bias and scale of its handle; they are the same at every call."""

@@ -34,7 +34,7 @@ class Matrix(Structure):
 
     _fields_ = [
         ("data", c_void_p), ("row_bytes", c_int64), ("format", c_int32), ("rows", c_int32), ("cols", c_int32),
-        ("scale", c_float), ("bias", c_void_p),
+        ("lanes", c_int32), ("scale", c_float), ("bias", c_void_p),
     ]  # fmt: skip
 
 
@@ -93,6 +93,9 @@ class Native:
 
     run: Any
     dequantize: Any
+    to_lanes: Any
+    wants_lanes: Any
+    forget: Any
     workspace_bytes: Any
     amx: bool
     omp: str
@@ -130,10 +133,21 @@ def open_library(path: Path, *, amx: bool = True, share_threads: bool = True) ->
     lib.luce_open.argtypes = [c_void_p, c_void_p, c_void_p, c_int32]
     lib.luce_run.argtypes = [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_int32]
     lib.luce_dequantize.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
+    lib.luce_to_lanes.argtypes = [POINTER(Matrix), c_void_p]
+    lib.luce_forget.argtypes = [c_void_p, c_int64]
     lib.luce_workspace_bytes.restype = c_int64
     omp, entries = torch_openmp() if share_threads else ("", (None, None, None))
     with_amx = bool(lib.luce_open(*entries, int(amx)))
-    return Native(lib.luce_run, lib.luce_dequantize, lib.luce_workspace_bytes, with_amx, omp)
+    return Native(
+        run=lib.luce_run,
+        dequantize=lib.luce_dequantize,
+        to_lanes=lib.luce_to_lanes,
+        wants_lanes=lib.luce_wants_lanes,
+        forget=lib.luce_forget,
+        workspace_bytes=lib.luce_workspace_bytes,
+        amx=with_amx,
+        omp=omp,
+    )
 
 
 def torch_openmp() -> tuple[str, tuple[int | None, int | None, int | None]]:

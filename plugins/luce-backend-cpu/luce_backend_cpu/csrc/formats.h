@@ -16,10 +16,11 @@ enum {
     F_Q6_K = 14, F_IQ4_NL = 20, F_IQ4_XS = 23, F_BF16 = 30, F_MXFP4 = 39,   /* ids of the file format */
 };
 
-typedef struct {            /* a weight matrix [rows, cols] as it lies in the file */
+typedef struct {            /* a weight matrix [rows, cols], bytes as in the file */
     const uint8_t *data;
     int64_t row_bytes;
     int32_t format, rows, cols;
+    int32_t lanes;          /* rearranged by `to_lanes`: sixteen rows side by side */
     float scale;            /* y = (W x) · scale + bias */
     const float *bias;      /* [rows] or NULL */
 } luce_matrix;
@@ -311,6 +312,8 @@ typedef struct {
     int8_t q[64];           /* round(x / d), d = max|x| / 127 of each 32 */
     int32_t sum[16];        /* of each four q */
     float d[4], dsum[4];    /* per 16: the scale, and scale · sum of q */
+    int32_t total[4];       /* per 16: the sum of q */
+    int32_t unused[4];      /* 192 bytes: q and sum never straddle a cache line */
 } act64;
 
 static void quantize_row(const float *x, int n, act64 *out) { /* n floats -> ceil(n / 64) pieces, zero behind the end */
@@ -352,6 +355,7 @@ static void quantize_row(const float *x, int n, act64 *out) { /* n floats -> cei
                 }
                 o->d[2 * h + i] = d;
                 o->dsum[2 * h + i] = d * (float)total;
+                o->total[2 * h + i] = total;
             }
         }
     }
@@ -467,7 +471,7 @@ static dot_fn dot_of(int format) {
 }
 
 /* y[0..rows) = rows row0.. of W times x, given both as floats and as int8. */
-static void matvec(const luce_matrix *w, int row0, int rows, const float *x, const act64 *a, float *y) {
+static void matvec_rows(const luce_matrix *w, int row0, int rows, const float *x, const act64 *a, float *y) {
     const uint8_t *row = w->data + row0 * w->row_bytes;
     switch (w->format) {
         case F_F32: plain_dot(F_F32, row, w->row_bytes, rows, w->cols, x, y); break;
@@ -479,7 +483,7 @@ static void matvec(const luce_matrix *w, int row0, int rows, const float *x, con
 
 /* Weights from..from+count of one row as f32; from a multiple of 256; whole steps are written (up to 255 more, zero
  * behind the end of the row). */
-static void dequantize(const luce_matrix *w, int r, int from, int count, float *out) {
+static void dequantize_row(const luce_matrix *w, int r, int from, int count, float *out) {
     const uint8_t *row = w->data + r * w->row_bytes;
     switch (w->format) {
         case F_F32: plain_dequant(F_F32, row, from, count, w->cols, out); break;

@@ -1,7 +1,9 @@
 /* The CPU backend's shared library: one translation unit, compiled for the machine it runs on.
  *
- * Reading order: base.h (vectors), formats.h (weights and int8 activations), gemm.h (many rows), attention.h, team.h
+ * Reading order: base.h (vectors), formats.h (weights and int8 activations), lanes.h (sixteen
+ * rows side by side), gemm.h (many rows), attention.h, team.h
  * (threads), run.h (the ops), and the few functions Python calls, below. */
+#include <sys/mman.h>
 #include "run.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -14,7 +16,7 @@ static int64_t workspace_bytes;
 /* What the workspace holds for this run. First call with base NULL: returns the bytes. */
 static int64_t lay_out(luce_run_t *run, char *base) {
     const luce_batch *b = run->batch;
-    const int64_t rows = b->rows, wide = padded(b->rows, M_TILE);
+    const int64_t rows = b->rows;
     int64_t at = 0;
 #define PLACE(field, type, bytes)                   \
     do {                                            \
@@ -29,7 +31,7 @@ static int64_t lay_out(luce_run_t *run, char *base) {
     PLACE(post, float *, 4 * rows * run->max_post);
     PLACE(query, float *, 4 * rows * run->max_query);
     PLACE(partial, float *, 4 * run->group);
-    if (use_gemm(run)) PLACE(packed, char *, packed_bytes((int32_t)wide, run->max_cols));
+    if (use_gemm(run)) PLACE(packed, char *, packed_bytes(b->rows, run->max_cols));
     else PLACE(acts, act64 *, rows > OWN_ROWS ? rows * acts_per_row(run->max_cols) * (int64_t)sizeof(act64) : 0);
     PLACE(own, char *, run->own_bytes * run->threads);
     return at;
@@ -38,7 +40,7 @@ static int64_t lay_out(luce_run_t *run, char *base) {
 static int32_t measure(luce_run_t *run) {
     const luce_batch *b = run->batch;
     int32_t longest = 0;
-    int64_t partial = 0, own = 4096;
+    int64_t partial = 0, own = 4 * (TILE_SPACE + 16 * 256);
     for (int32_t s = 0; s < b->seqs; s++) {
         const int32_t rows = b->query_start[s + 1] - b->query_start[s];
         int32_t end = b->held ? b->length[s] + rows : 0;
@@ -104,14 +106,23 @@ EXPORT int32_t luce_run(const luce_op *ops, int32_t num_ops, const luce_batch *b
 }
 
 /* Rows of a matrix as f32 [count, cols]: for tests and for embedding through other ops. */
-EXPORT void luce_dequantize(const luce_matrix *m, const int32_t *rows, int32_t count, float *out) {
-    float part[512];
-    for (int32_t i = 0; i < count; i++)
-        for (int32_t from = 0; from < m->cols; from += 256) {
-            const int32_t n = imin(256, m->cols - from);
-            dequantize(m, rows[i], from, n, part);
-            memcpy(out + (int64_t)i * m->cols + from, part, (size_t)n * sizeof(float));
-        }
+EXPORT int32_t luce_dequantize(const luce_matrix *m, const int32_t *rows, int32_t count, float *out) {
+    float *space = malloc(4 * (TILE_SPACE + 16 * 256));
+    if (!space) return ERR_MEMORY;
+    for (int32_t i = 0; i < count; i++) dequantize_all(m, rows[i], out + (int64_t)i * m->cols, space);
+    free(space);
+    return ERR_NONE;
+}
+
+/* Whether matrices of this format are rearranged here: 1 by `luce_to_lanes`, 0 not. */
+EXPORT int32_t luce_wants_lanes(int32_t format) { return HAVE_LANES && shape_of(format) != NULL; }
+EXPORT void luce_to_lanes(const luce_matrix *m, uint8_t *out) { to_lanes(m, out); }
+
+/* Pages of a mapped file that were read once and are not needed again: they stop counting as resident. */
+EXPORT void luce_forget(const uint8_t *p, int64_t bytes) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)p + page - 1) / page * page;
+    const uintptr_t end = ((uintptr_t)p + (uintptr_t)bytes) / page * page;
+    if (end > first) madvise((void *)first, end - first, MADV_DONTNEED);
 }
 
 EXPORT int32_t luce_supports(int32_t format) { return is_plain(format) || dot_of(format) != NULL; }

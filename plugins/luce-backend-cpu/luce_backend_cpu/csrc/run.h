@@ -12,6 +12,7 @@
 #include "team.h"
 
 #define OWN_ROWS 4          /* up to this many rows each thread prepares its own activations */
+#define FEW 4               /* rows of activations a block of weights is unpacked for at a time */
 #define MAX_ROPES 256 /* an architecture may build one per layer */
 
 typedef struct {
@@ -36,19 +37,17 @@ typedef struct {
 INLINE int32_t acts_per_row(int32_t cols) { return ceil_div(cols, 64); }
 INLINE int use_gemm(const luce_run_t *run) { return run->batch->rows >= run->gemm_rows && !run->batch->row_invariant; }
 
-/* --- a thread's own space: [gemm row | panel | c0 | c1], or few-row activations, or attention tiles; never two at once */
+/* --- a thread's own space: panels, or few-row activations, or attention tiles; never two at once */
 
 INLINE int64_t round64(int64_t n) { return (n + 63) / 64 * 64; }
 
 static int64_t gemm_bytes(int32_t rows) {
-    const int64_t wide = padded(rows, M_TILE);
-    return round64(4 * (K_BLOCK + 256)) + 4 * PANEL * K_BLOCK + 2 * 4 * PANEL * wide;
+    return 4 * (TILE_SPACE + PANEL * K_BLOCK + 16 * K_BLOCK + 2 * PANEL * (int64_t)padded(rows, M_TILE));
 }
 
 static gemm_space gemm_space_of(char *own, int32_t rows) {
-    const int64_t wide = padded(rows, M_TILE);
-    char *panel = own + round64(4 * (K_BLOCK + 256)), *c = panel + 4 * PANEL * K_BLOCK;
-    return (gemm_space){(float *)own, panel, {(float *)c, (float *)c + PANEL * wide}};
+    float *scratch = (float *)own, *panel = scratch + TILE_SPACE, *tile = panel + PANEL * K_BLOCK, *c = tile + 16 * K_BLOCK;
+    return (gemm_space){scratch, panel, tile, {c, c + PANEL * (int64_t)padded(rows, M_TILE)}};
 }
 
 /* --- activations for matrices of `cols` columns */
@@ -56,7 +55,7 @@ static gemm_space gemm_space_of(char *own, int32_t rows) {
 typedef struct {
     const float *x;         /* normed f32 [rows, cols] */
     const act64 *a;         /* the same as int8 */
-    const char *packed;     /* or packed for panels */
+    const char *packed;     /* or as tiles of bf16 */
     int32_t cols;
 } prepared;
 
@@ -72,18 +71,20 @@ static prepared prepare(luce_worker *w, const float *x, const float *norm, float
     const int32_t rows = run->batch->rows, cols = m->cols, per_row = acts_per_row(cols);
     const int plain = all_plain(m, count);
     if (use_gemm(run)) {
-        for (int32_t tile; (tile = take(w)) < ceil_div(rows, M_TILE);) {
-            const int32_t r0 = tile * M_TILE, more = imin(M_TILE, rows - r0);
+        for (int32_t tile; (norm || amx_allowed) && (tile = take(w)) < ceil_div(rows, 16);) {
+            const int32_t r0 = tile * 16, more = imin(16, rows - r0);
             const float *from = x + (int64_t)r0 * cols;
             if (norm) {
                 float *to = run->normed + (int64_t)r0 * cols;
                 for (int32_t r = 0; r < more; r++) rms_row(from + (int64_t)r * cols, cols, norm, eps, to + (int64_t)r * cols);
                 from = to;
             }
-            pack_tile(run->packed + tile * packed_bytes(M_TILE, cols), from, more, cols);
+#if HAVE_AMX
+            if (amx_allowed) pack_rows_bf16(from, more, cols, (uint16_t *)run->packed + (int64_t)r0 * padded(cols, 32));
+#endif
         }
-        barrier(w);
-        return (prepared){NULL, NULL, run->packed, cols};
+        if (norm || amx_allowed) barrier(w);
+        return (prepared){norm ? run->normed : x, NULL, run->packed, cols};
     }
     const int shared = rows > OWN_ROWS;
     char *own = run->own + w->id * run->own_bytes;
@@ -130,14 +131,16 @@ static void few_rows(luce_worker *w, const luce_op *op, const luce_matrix *m, in
         for (int32_t block = item * step; block < imin(blocks, (item + 1) * step); block++) {
             int32_t matrix;
             const int32_t at = find_block(m, 16, block, &matrix), n = imin(16, m[matrix].rows - at);
-            for (int32_t r = 0; r < rows; r++) {
-                float y[16] = {0}, z[16] = {0};
-                const float *x = in.x + (int64_t)r * in.cols;
-                const act64 *a = in.a + (int64_t)r * per_row;
-                matvec(m + matrix, at, n, x, a, y);
-                if (pair) matvec(m + 1, at, n, x, a, z);
-                finish(run, op, matrix, r, at, n, scaled(m + matrix, at, n, load16(y)),
-                       pair ? scaled(m + 1, at, n, load16(z)) : (v16f){});
+            for (int32_t r0 = 0; r0 < rows; r0 += FEW) {
+                float y[16 * FEW] = {0}, z[16 * FEW] = {0};
+                const float *x = in.x + (int64_t)r0 * in.cols;
+                const act64 *a = in.a + (int64_t)r0 * per_row;
+                const int32_t more = imin(FEW, rows - r0);
+                matvec(m + matrix, at, n, x, a, per_row, more, y);
+                if (pair) matvec(m + 1, at, n, x, a, per_row, more, z);
+                for (int32_t r = 0; r < more; r++)
+                    finish(run, op, matrix, r0 + r, at, n, scaled(m + matrix, at, n, load16(y + 16 * r)),
+                           pair ? scaled(m + 1, at, n, load16(z + 16 * r)) : (v16f){});
             }
         }
     }
@@ -145,7 +148,7 @@ static void few_rows(luce_worker *w, const luce_op *op, const luce_matrix *m, in
 
 static void many_rows(luce_worker *w, const luce_op *op, const luce_matrix *m, int32_t count, int pair, prepared in, finish_fn finish) {
     luce_run_t *run = w->run;
-    const int32_t rows = run->batch->rows, wide = padded(rows, M_TILE), blocks = block_count(m, pair ? 1 : count, PANEL);
+    const int32_t rows = run->batch->rows, blocks = block_count(m, pair ? 1 : count, PANEL);
     const gemm_space own = gemm_space_of(run->own + w->id * run->own_bytes, rows);
 #if HAVE_AMX
     if (amx_allowed) amx_begin();
@@ -153,17 +156,14 @@ static void many_rows(luce_worker *w, const luce_op *op, const luce_matrix *m, i
     for (int32_t block; (block = take(w)) < blocks;) {
         int32_t matrix;
         const int32_t at = find_block(m, PANEL, block, &matrix);
-        multiply_panel(m + matrix, at, in.packed, rows, &own, own.c[0]);
-        if (pair) multiply_panel(m + 1, at, in.packed, rows, &own, own.c[1]);
-        for (int32_t n0 = 0; n0 < imin(PANEL, m[matrix].rows - at); n0 += 16) {
-            const int32_t n = imin(16, m[matrix].rows - at - n0);
-            for (int32_t r0 = 0; r0 < rows; r0 += 16) {
-                v16f y[16], z[16];
-                panel_part(own.c[0], wide, n0, r0, y);
-                if (pair) panel_part(own.c[1], wide, n0, r0, z);
-                for (int32_t r = 0; r < imin(16, rows - r0); r++)
-                    finish(run, op, matrix, r0 + r, at + n0, n, scaled(m + matrix, at + n0, n, y[r]),
-                           pair ? scaled(m + 1, at + n0, n, z[r]) : (v16f){});
+        multiply_panel(m + matrix, at, in.x, in.packed, rows, &own, own.c[0]);
+        if (pair) multiply_panel(m + 1, at, in.x, in.packed, rows, &own, own.c[1]);
+        for (int32_t r = 0; r < rows; r++) {
+            for (int32_t n0 = 0; n0 < imin(PANEL, m[matrix].rows - at); n0 += 16) {
+                const int32_t n = imin(16, m[matrix].rows - at - n0);
+                const int64_t c = (int64_t)r * PANEL + n0;
+                finish(run, op, matrix, r, at + n0, n, scaled(m + matrix, at + n0, n, load16(own.c[0] + c)),
+                       pair ? scaled(m + 1, at + n0, n, load16(own.c[1] + c)) : (v16f){});
             }
         }
     }
@@ -173,7 +173,7 @@ static void many_rows(luce_worker *w, const luce_op *op, const luce_matrix *m, i
 }
 
 static void products(luce_worker *w, const luce_op *op, const luce_matrix *m, int32_t count, int pair, prepared in, finish_fn finish) {
-    if (in.packed) many_rows(w, op, m, count, pair, in, finish);
+    if (!in.a) many_rows(w, op, m, count, pair, in, finish);
     else few_rows(w, op, m, count, pair, in, finish);
     barrier(w);
 }
@@ -242,7 +242,7 @@ static void run_embed(luce_worker *w, const luce_op *op) {
     luce_run_t *run = w->run;
     const luce_batch *b = run->batch;
     const luce_matrix *m = op->matrices;
-    float *x = run->values[op->out[0]], *piece_of = (float *)(run->own + w->id * run->own_bytes);
+    float *x = run->values[op->out[0]], *space = (float *)(run->own + w->id * run->own_bytes);
     for (int32_t r; (r = take(w)) < b->rows;) {
         float *to = x + (int64_t)r * m->cols;
         if (b->token[r] < 0 || b->token[r] >= m->rows) {
@@ -250,11 +250,8 @@ static void run_embed(luce_worker *w, const luce_op *op) {
             memset(to, 0, (size_t)m->cols * sizeof(float));
             continue;
         }
-        for (int32_t from = 0; from < m->cols; from += 256) {
-            const int32_t n = imin(256, m->cols - from);
-            dequantize(m, b->token[r], from, n, piece_of);
-            for (int32_t i = 0; i < n; i++) to[from + i] = piece_of[i] * m->scale * op->scale;
-        }
+        dequantize_all(m, b->token[r], to, space);
+        for (int32_t i = 0; i < m->cols; i++) to[i] *= m->scale * op->scale;
     }
     barrier(w);
     if (b->embed_count) {
