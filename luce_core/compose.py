@@ -66,7 +66,8 @@ def compose(plan: BackendPlan, registry: Registry, progress: Progress | None = N
         store,
         {name: model.backend.spec.layout for name, model in models.items()},
         identity="+".join(model.backend.spec.identity for model in models.values()),
-        cache_bytes=_kept_bytes(plan, store),
+        cache_bytes=_pool_bytes(store) + _snapshot_bytes(plan),
+        host_bytes=_snapshot_bytes(plan),
     )
     return Pipeline(
         plan=plan,
@@ -87,10 +88,14 @@ def compose(plan: BackendPlan, registry: Registry, progress: Progress | None = N
     )
 
 
-def _kept_bytes(plan: BackendPlan, store: TorchStateStore) -> int:
-    """What may be kept for later: every block of the pool, and the snapshots the plan claims beside it."""
-    pool = sum(count * store.block_bytes[group] for group, count in store.sizes.num_blocks.items())
-    return pool + sum(claim.num_bytes for claim in plan.claims if claim.kind == "cache")
+def _pool_bytes(store: TorchStateStore) -> int:
+    """Every block of the pool may be kept as a prefix; room is made when a sequence needs it."""
+    return sum(count * store.block_bytes[group] for group, count in store.sizes.num_blocks.items())
+
+
+def _snapshot_bytes(plan: BackendPlan) -> int:
+    """What the plan claims in host memory for snapshots of slots and windows."""
+    return sum(claim.num_bytes for claim in plan.claims if claim.kind == "cache")
 
 
 def _observers(registry: Registry) -> Observers:

@@ -1,5 +1,7 @@
 """The registry: lookups, order, conflicts, lazy factories, and what planning must not import."""
 
+import json
+import subprocess
 import sys
 import types
 
@@ -11,7 +13,6 @@ from luce_core.hookspecs import hookimpl
 from luce_core.plugins import from_modules, order_plugins
 from luce_core.registry import guarded, resolve
 from luce_core.testing.fake_plugins import make_plugin
-from luce_core.testing.imports import heavy_imports
 
 
 def part(kind, name, factory="m:make"):
@@ -252,6 +253,22 @@ def test_plugin_code_that_fails_is_a_plugin_error_but_a_bad_file_stays_one():
 
 
 # --- what planning must not import
+
+
+HEAVY = ("torch", "triton", "transformers")
+PROGRAM = """
+import importlib, json, sys
+importlib.import_module(sys.argv[1])
+print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
+"""
+
+
+def heavy_imports(module, heavy=HEAVY):
+    """Those of `heavy` that importing `module` imports, found out in a fresh interpreter."""
+    command = [sys.executable, "-c", PROGRAM, module, *heavy]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
