@@ -153,8 +153,8 @@ class BlockManager(Protocol):
         """Keep slots, window blocks and residency at this length; returns the checkpoint's id."""
         ...
 
-    def usable_from(self, seq: SeqId) -> int:
-        """First token index from which every best-effort (drafter) state of the sequence is there."""
+    def usable_from(self, seq: SeqId) -> Mapping[str, int]:
+        """By model with a best-effort layout: first token index from which its state is there."""
         ...
 
     def retire(self, fence: Fence) -> None:

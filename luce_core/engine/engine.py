@@ -13,9 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from attrs import evolve
 
 from luce_core.contracts import (
     EngineEvent,
@@ -25,6 +26,7 @@ from luce_core.contracts import (
     Progress,
     Round,
     SeqId,
+    SeqTable,
     Step,
     Work,
 )
@@ -55,9 +57,10 @@ class LuceEngine:
         self.scheduler = pipeline.scheduler
         self.executor = pipeline.executor
         self.drafters = pipeline.drafters
+        self.own_groups = f"{plan.models[0].name}/"
         self.context = plan.number("context")
         self.row_budget = plan.number("engine.row_budget")
-        self.nodes = min(plan.number("speculation.nodes"), self.row_budget - 1) if self.drafters else 0
+        self.nodes = min(plan.number("engine.draft_nodes"), self.row_budget - 1) if self.drafters else 0
         self.slots = slots = plan.number("engine.max_sequences")
         device = plan.models[0].layer_device[0]
         self.table = ParamTable(slots, self.spec.vocab, device)
@@ -209,7 +212,7 @@ class LuceEngine:
             return False
         hit = self.blocks.match(seq.keys)
         try:
-            seq.handle = self.blocks.open(seq.keys[: hit.length], hit)
+            seq.handle = self.blocks.open(seq.keys, hit)
         except CapacityError:
             return False
         seq.cached = max(seq.cached, min(hit.length, seq.prompt - 1))
@@ -317,8 +320,12 @@ class LuceEngine:
         for seq in sequences:
             self._finish(seq, "error", message)
 
-    def _tables(self, seq: Sequence) -> Any:
-        return self.blocks.tables(self._handle(seq))
+    def _tables(self, seq: Sequence) -> dict[str, SeqTable]:
+        """By group for the target, by "model/group" for drafters."""
+        return {
+            key.removeprefix(self.own_groups): table
+            for key, table in self.blocks.tables(self._handle(seq)).items()
+        }
 
     def _prefill_rows(self, seq: Sequence, count: int) -> RowSet:
         handle = self._handle(seq)
@@ -349,19 +356,21 @@ class LuceEngine:
         if not self.drafters or capacity < 1 or self.history is None:
             return nothing
         handles = [self._handle(seq) for seq, _ in held]
+        usable = [self.blocks.usable_from(handle) for handle in handles]
         view = Round(
-            slot=torch.tensor([self.blocks.slot(h) for h in handles], dtype=torch.int32),
-            anchor=torch.tensor([seq.tokens[-1] for seq, _ in held], dtype=torch.int32),
-            length=torch.tensor([self.blocks.length(h) for h in handles], dtype=torch.int32),
-            usable_from=torch.tensor([self.blocks.usable_from(h) for h in handles], dtype=torch.int32),
+            slot=_i32([self.blocks.slot(handle) for handle in handles]),
+            anchor=_i32([seq.tokens[-1] for seq, _ in held]),
+            length=_i32([self.blocks.length(handle) for handle in handles]),
+            usable_from=_i32([0] * len(held)),
             history=self.history,
             params=self.table,
             noise=self.noise,
             capacity=capacity,
         )
-        proposals = [
-            self._checked(d.name, read_tree(d.propose(view), n)) for n, d in enumerate(self.drafters)
-        ]
+        proposals = []
+        for number, drafter in enumerate(self.drafters):
+            own = evolve(view, usable_from=_i32([item.get(drafter.name, 0) for item in usable]))
+            proposals.append(self._checked(drafter.name, read_tree(drafter.propose(own), number)))
         return [
             merge([trees[s] for trees in proposals], min(rows - 1, seq.last_index - len(seq.tokens)))
             for s, (seq, rows) in enumerate(held)
@@ -435,3 +444,7 @@ class LuceEngine:
         if seq.handle is None:
             raise EngineError(f"Request {seq.request.request!r} has no state; this is a bug of the engine.")
         return seq.handle
+
+
+def _i32(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)

@@ -71,7 +71,8 @@ class Programs:
         start = 0
         for row in rows:
             count = len(row.tokens)
-            paths.append(accept(row.tokens, row.parents, picked[start : start + count], row.sure))
+            parents = range(-1, count - 1) if row.parents is None else row.parents
+            paths.append(accept(row.tokens, parents, picked[start : start + count], row.sure))
             starts.append(start)
             start += count
         commit = _commit(paths, self.table.device)
