@@ -7,7 +7,6 @@ Plugins add formats through `luce_register_quants`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -41,7 +40,7 @@ class BlockFormat:
     ggml_id: int
     block_weights: int = attrs.field(validator=attrs.validators.ge(1))
     block_bytes: int = attrs.field(validator=attrs.validators.ge(1))
-    decode: Callable[[Bytes], Floats] = attrs.field(eq=False, repr=False)
+    decode: Callable[[Bytes], Floats] = attrs.field(repr=False)
 
     def row_bytes(self, row_weights: int) -> int:
         """Bytes of one row; `row_weights` is a multiple of `block_weights`."""
@@ -72,7 +71,7 @@ class BlockFormat:
 
 def declared(quant: QuantFormat, resolve: Callable[[str], Callable[..., Any]]) -> BlockFormat:
     """The format a plugin declares. `resolve` imports its "module:fn" when something is first dequantized."""
-    decode = partial(_decode_declared, resolve, quant.dequantize)
+    decode = _Declared(quant.dequantize, resolve)
     return BlockFormat(quant.name, quant.ggml_id, quant.block_weights, quant.block_bytes, decode)
 
 
@@ -127,9 +126,9 @@ class FormatRegistry:
 
     def _load_core(self) -> None:
         if not self._core_loaded:
-            self._core_loaded = True
             for block_format in _core_formats():
                 self._add(block_format)
+            self._core_loaded = True
 
 
 FORMATS: Final = FormatRegistry()
@@ -141,32 +140,53 @@ def _core_formats() -> Iterable[BlockFormat]:
 
     for kind in GGMLQuantizationType:
         weights, num_bytes = GGML_QUANT_SIZES[kind]
-        decode = _OWN_DECODERS.get(kind.name) or partial(_decode_with_gguf, kind.name)
+        decode = _OWN_DECODERS.get(kind.name) or _FromPackage(kind.name)
         yield BlockFormat(kind.name, int(kind), weights, num_bytes, decode)
 
 
-def _decode_declared(resolve: Callable[[str], Callable[..., Any]], factory: str, blocks: Bytes) -> Floats:
-    decoded: Floats = resolve(factory)(blocks)
-    return decoded
+# Decoders that need to know something are values, no closures: formats compare and headers pickle.
 
 
-def _decode_plain(dtype: str, blocks: Bytes) -> Floats:
+@attrs.frozen
+class _Declared:
+    """A plugin's function, imported when it is needed."""
+
+    factory: str
+    resolve: Callable[[str], Callable[..., Any]]
+
+    def __call__(self, blocks: Bytes) -> Floats:
+        decoded: Floats = self.resolve(self.factory)(blocks)
+        return decoded
+
+
+@attrs.frozen
+class _Plain:
     """Numbers stored as they are, little-endian; 64-bit ones are rounded to float32."""
-    return blocks.view(dtype).astype(np.float32)
+
+    dtype: str
+
+    def __call__(self, blocks: Bytes) -> Floats:
+        return blocks.view(self.dtype).astype(np.float32)
 
 
-def _decode_with_gguf(name: str, blocks: Bytes) -> Floats:
-    from gguf import GGMLQuantizationType, dequantize
+@attrs.frozen
+class _FromPackage:
+    """The `gguf` package's dequantization of the format `name`."""
 
-    try:
-        # One long row: the package walks rows in groups of 16, which is slow for narrow tensors.
-        flat = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[name])
-    except NotImplementedError as error:
-        raise ModelFormatError(
-            f"Block format {name!r} has no dequantization: it is a scratch format of GGML's kernels, "
-            "or too new for the installed gguf package. Upgrade gguf, or fetch another quantization."
-        ) from error
-    return np.asarray(flat, np.float32).reshape(len(blocks), -1)
+    name: str
+
+    def __call__(self, blocks: Bytes) -> Floats:
+        from gguf import GGMLQuantizationType, dequantize
+
+        try:
+            # One long row: the package walks rows in groups of 16, which is slow for narrow tensors.
+            flat = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[self.name])
+        except NotImplementedError as error:
+            raise ModelFormatError(
+                f"Block format {self.name!r} has no dequantization: it is a scratch format of GGML kernels, "
+                "or too new for the installed gguf package. Upgrade gguf, or fetch another quantization."
+            ) from error
+        return np.asarray(flat, np.float32).reshape(len(blocks), -1)
 
 
 def _decode_q1_0(blocks: Bytes) -> Floats:
@@ -186,7 +206,7 @@ _PLAIN_DTYPES: Final = {
     "F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
 }  # fmt: skip
 _OWN_DECODERS: Final[dict[str, Callable[[Bytes], Floats]]] = {
-    **{name: partial(_decode_plain, dtype) for name, dtype in _PLAIN_DTYPES.items()},
+    **{name: _Plain(dtype) for name, dtype in _PLAIN_DTYPES.items()},
     "Q1_0": _decode_q1_0,
     "Q8_K": _decode_q8_k,
 }

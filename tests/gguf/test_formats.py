@@ -216,6 +216,22 @@ def test_a_plugin_that_decodes_to_the_wrong_shape_is_named(shape):
         wrong.dequantize(np.zeros(3, np.uint8))
 
 
+def test_a_second_decoder_for_one_format_is_a_clash_not_a_silent_replacement():
+    core = FORMATS.by_name("Q4_K")
+    registry = FormatRegistry()
+    with pytest.raises(PluginError, match="clashes with 'Q4_K'"):
+        registry.register(BlockFormat("Q4_K", core.ggml_id, core.block_weights, core.block_bytes, two_bits))
+    assert registry.by_name("Q4_K") == core
+
+
+def test_declaring_the_same_twice_changes_nothing():
+    registry, quant = FormatRegistry(), QuantFormat("MINE", 4001, 4, 1, "plugin.quants:two_bits")
+    registry.register(declared(quant, str))
+    registry.register(declared(quant, str))
+    with pytest.raises(PluginError, match="clashes with 'MINE'"):
+        registry.register(declared(QuantFormat("MINE", 4001, 4, 1, "other.quants:two_bits"), str))
+
+
 @pytest.mark.parametrize(("name", "ggml_id"), [("MINE", 12), ("Q4_K", 4001), ("Q4_K", 12)])
 def test_a_clash_names_both(name, ggml_id):
     pattern = rf"'{name}' \(type id {ggml_id}\) clashes with 'Q4_K' \(type id 12\)"
