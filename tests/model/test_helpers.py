@@ -1,0 +1,187 @@
+"""Rotary frequencies against transformers' own, and common metadata."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from luce_core.contracts import CacheOptions
+from luce_core.errors import ModelFormatError
+from luce_core.gguf import read_header
+from luce_core.model.helpers import rope_spec
+from luce_core.model.metadata import (
+    RopeParams,
+    context_of,
+    full_attention_layout,
+    read_decoder,
+    read_rope,
+    special_tokens,
+    vocab_size,
+    weight_totals,
+)
+from luce_core.testing.gguf_factory import write_gguf
+
+HEAD_DIM = 64
+COMMON = {
+    "general.architecture": "any",
+    "any.block_count": 3,
+    "any.context_length": 2048,
+    "any.embedding_length": 128,
+    "any.attention.head_count": 2,
+    "any.attention.layer_norm_rms_epsilon": 1e-6,
+}
+
+
+def header_of(folder, metadata=None, tensors=None):
+    found = {"token_embd.weight": np.zeros((10, 128), np.float32), **(tensors or {})}
+    return read_header(write_gguf(folder / "h.gguf", {**COMMON, **(metadata or {})}, found))
+
+
+def reference(**rope):
+    """(inv_freq, factor on cos and sin) of transformers."""
+    config = LlamaConfig(
+        hidden_size=2 * HEAD_DIM,
+        num_attention_heads=2,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_theta": 1e4, **rope},
+    )
+    return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
+
+
+def test_plain_frequencies():
+    spec = rope_spec(RopeParams(1e4, HEAD_DIM), pairs="halves")
+    want = [1e4 ** (-2 * j / HEAD_DIM) for j in range(HEAD_DIM // 2)]
+    np.testing.assert_allclose(spec.inv_freq, want, rtol=1e-6)
+    assert (spec.pairs, spec.magnitude) == ("halves", 1.0)
+
+
+def test_linear_scaling_equals_transformers():
+    want, _ = reference(rope_type="linear", factor=4.0)
+    spec = rope_spec(RopeParams(1e4, HEAD_DIM, "linear", 4.0), pairs="adjacent")
+    torch.testing.assert_close(spec.inv_freq, want, rtol=1e-6, atol=0)
+    assert spec.pairs == "adjacent"
+
+
+@pytest.mark.parametrize("factor", [2.0, 16.0, 40.0])
+@pytest.mark.parametrize(("fast", "slow"), [(32.0, 1.0), (16.0, 2.0)])
+@pytest.mark.parametrize("original", [256, 4096])
+def test_yarn_equals_transformers(factor, fast, slow, original):
+    want, magnitude = reference(
+        rope_type="yarn",
+        factor=factor,
+        beta_fast=fast,
+        beta_slow=slow,
+        original_max_position_embeddings=original,
+    )
+    params = RopeParams(1e4, HEAD_DIM, "yarn", factor, original, beta_fast=fast, beta_slow=slow)
+    spec = rope_spec(params, pairs="halves")
+    torch.testing.assert_close(spec.inv_freq, want, rtol=1e-5, atol=0)
+    assert spec.magnitude == pytest.approx(magnitude)
+
+
+def test_factors_divide_the_frequencies():
+    factors = torch.linspace(1, 8, HEAD_DIM // 2)
+    plain = rope_spec(RopeParams(1e4, HEAD_DIM), pairs="halves").inv_freq
+    scaled = rope_spec(RopeParams(1e4, HEAD_DIM), pairs="halves", factors=factors).inv_freq
+    torch.testing.assert_close(scaled * factors, plain)
+
+
+def test_factors_of_the_wrong_number_are_refused():
+    with pytest.raises(ModelFormatError, match=r"'rope_freqs.weight' has the shape \[3\]; wanted \[32\]"):
+        rope_spec(RopeParams(1e4, HEAD_DIM), pairs="halves", factors=torch.ones(3))
+
+
+# --- metadata
+
+
+def test_rope_keys(tmp_path):
+    keys = {
+        "any.rope.freq_base": 5e5,
+        "any.rope.dimension_count": 32,
+        "any.rope.scaling.type": "yarn",
+        "any.rope.scaling.factor": 4.0,
+        "any.rope.scaling.original_context_length": 512,
+        "any.rope.scaling.yarn_beta_fast": 20.0,
+        "any.rope.scaling.yarn_beta_slow": 2.0,
+        "any.rope.scaling.yarn_attn_factor": 0.5,
+        "any.rope.scaling.yarn_ext_factor": 0.25,
+    }
+    params = read_rope(header_of(tmp_path, keys), HEAD_DIM)
+    assert params == RopeParams(5e5, 32, "yarn", 4.0, 512, 0.5, 0.25, 20.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "scaling", "factor"),
+    [
+        ({}, "none", 1.0),
+        ({"any.rope.scaling.factor": 2.0}, "linear", 2.0),
+        ({"any.rope.scale_linear": 2.0}, "linear", 2.0),
+        ({"any.rope.scaling.type": "none", "any.rope.scaling.factor": 2.0}, "none", 1.0),
+        ({"any.rope.scaling.type": "yarn", "any.rope.scaling.factor": 1.0}, "none", 1.0),
+    ],
+)
+def test_rope_scaling_old_and_new(tmp_path, keys, scaling, factor):
+    params = read_rope(header_of(tmp_path, keys), HEAD_DIM)
+    assert (params.scaling, params.factor) == (scaling, factor)
+
+
+def test_yarn_without_an_original_context_takes_the_context(tmp_path):
+    keys = {"any.rope.scaling.type": "yarn", "any.rope.scaling.factor": 2.0}
+    assert read_rope(header_of(tmp_path, keys), HEAD_DIM).original_context == 2048
+
+
+def test_the_trunk_leaves_out_mtp_blocks(tmp_path):
+    keys = {"any.nextn_predict_layers": 1, "any.feed_forward_length": [4, 5, 6]}
+    params = read_decoder(header_of(tmp_path, {**keys, "any.attention.head_count": [2, 4, 8]}))
+    assert params.num_layers == 2
+    assert params.ffn == (4, 5)
+    assert params.heads == params.kv_heads == (2, 4)
+
+
+def test_the_layout_follows_the_params(tmp_path):
+    params = read_decoder(header_of(tmp_path, {"any.attention.value_length": 16}))
+    layout = full_attention_layout(params)
+    assert [pages.name for pages in layout.pages] == ["blk.0.kv", "blk.1.kv", "blk.2.kv"]
+    assert layout.pages[2].fields["k"].shape == (2, 64)
+    assert layout.pages[2].fields["v"].shape == (2, 16)
+    assert layout.groups[0].window is None
+
+
+def test_the_vocabulary_counts_tokens_then_the_key_then_rows(tmp_path):
+    assert vocab_size(header_of(tmp_path)) == 10
+    assert vocab_size(header_of(tmp_path, {"any.vocab_size": 9})) == 9
+    tokens = ["a", "b", "c"]
+    assert vocab_size(header_of(tmp_path, {"any.vocab_size": 9, "tokenizer.ggml.tokens": tokens})) == 3
+
+
+def test_special_tokens(tmp_path):
+    keys = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eot_token_id": 7}
+    assert special_tokens(header_of(tmp_path, keys)) == {"bos": (1,), "eot": (7,)}
+
+
+def test_weight_totals_of_tied_and_untied_models(tmp_path):
+    tied = weight_totals(header_of(tmp_path, tensors={"x.weight": np.zeros((4, 4), np.float32)}))
+    assert (tied.parameters, tied.weight_bytes, tied.active_bytes) == (1296, 5184, 5184)
+    head = {"output.weight": np.zeros((10, 128), np.float16)}
+    untied = weight_totals(header_of(tmp_path, tensors=head))
+    assert (untied.parameters, untied.weight_bytes, untied.active_bytes) == (2560, 5120 + 2560, 2560)
+    some = weight_totals(header_of(tmp_path, tensors={"x.weight": np.zeros((4, 4), np.float32)}), ["x.weight"])
+    assert some.parameters == 16
+
+
+def test_the_context_is_what_the_user_asked_for(tmp_path):
+    params = read_decoder(header_of(tmp_path))
+    assert context_of(params, CacheOptions(0)) == 2048
+    assert context_of(params, CacheOptions(100)) == 100
+
+
+def test_reading_metadata_imports_no_torch():
+    probe = "import sys, luce_core.model.metadata, luce_core.ops; print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"

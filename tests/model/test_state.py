@@ -1,0 +1,163 @@
+"""Allocation against the planned bytes, and the store against plain copies."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+
+from luce_core.cache import layout as layout_module
+from luce_core.cache.layout import block_bytes, slot_bytes, state_bytes
+from luce_core.contracts import Field, Group, Pages, Slot, StateLayout, StateSizes
+from luce_core.errors import EngineError, UsageError
+from luce_core.model import state as state_module
+from luce_core.model.state import ModelState, TorchStateStore
+
+TARGET = StateLayout(
+    groups=(Group("full"), Group("pooled", stride=4, window=16)),
+    pages=(
+        Pages("a", "full", 0, {"k": Field((2, 3), "kv.k"), "v": Field((2, 3), "kv.v")}),
+        Pages("b", "full", 1, {"v": Field((5,), "f32")}),
+        Pages("c", "pooled", 1, {"key": Field((7,), "bf16")}),
+    ),
+    slots=(
+        Slot("s", 0, Field((2, 2), "f32"), {"row": Field((2,), "f16"), "decay": Field((1,), "f32")}, "shift"),
+        Slot("t", 1, Field((3,), "i64"), {"x": Field((3,), "i64")}, "sum.fold"),
+    ),
+)
+DRAFTER = StateLayout(groups=(Group("full"),), pages=(Pages("a", "full", 0, {"k": Field((2,), "u8")}),))
+SIZES = StateSizes(
+    block_tokens=8,
+    num_blocks={"target/full": 6, "target/pooled": 4, "drafter/full": 5},
+    num_slots=3,
+    max_held_rows=4,
+    k_type="f16",
+    v_type="bf16",
+)
+
+
+@pytest.fixture
+def states():
+    found = [ModelState("target", TARGET, SIZES, "cpu"), ModelState("drafter", DRAFTER, SIZES, "cpu")]
+    generator = torch.Generator().manual_seed(1)
+    for state in found:
+        for tensor in state.tensors():
+            tensor.copy_(torch.randint(0, 100, tensor.shape, generator=generator))
+    return found
+
+
+def test_regions_and_slots_have_the_shapes_of_the_layout():
+    state = ModelState("target", TARGET, SIZES, "cpu")
+    a, c = state.regions["a"], state.regions["c"]
+    assert {name: (tuple(t.shape), t.dtype) for name, t in a.fields.items()} == {
+        "k": ((6, 8, 2, 3), torch.float16),
+        "v": ((6, 8, 2, 3), torch.bfloat16),
+    }
+    assert c.fields["key"].shape == (4, 2, 7)
+    assert (a.block_entries, a.stride, a.window) == (8, 1, None)
+    assert (c.block_entries, c.stride, c.window) == (2, 4, 16)
+    slot = state.slots["s"]
+    assert slot.state.shape == (3, 2, 2)
+    assert {name: tuple(t.shape) for name, t in slot.log.items()} == {"row": (3, 4, 2), "decay": (3, 4, 1)}
+    assert [region.name for region in state.by_group["full"]] == ["a", "b"]
+    assert not any(tensor.any() for tensor in state.tensors())
+
+
+def test_the_allocation_is_what_the_plan_counts():
+    # By hand: a 2·3·(2+2), b 5·4 per token; c 7·2 per four tokens; slots 4·4 + 3·8, logs 2·2+4 + 3·8.
+    want = 6 * 8 * (24 + 20) + 4 * 2 * 14 + 3 * (16 + 24) + 3 * 4 * (8 + 24)
+    assert state_bytes("target", TARGET, SIZES) == want
+    state = ModelState("target", TARGET, SIZES, "cpu")
+    assert sum(t.numel() * t.element_size() for t in state.tensors()) == want
+
+
+def test_a_disagreement_with_the_plan_is_an_error(monkeypatch):
+    monkeypatch.setattr(state_module, "state_bytes", lambda *args: layout_module.state_bytes(*args) + 1)
+    with pytest.raises(EngineError, match=r"'target' takes \d+ bytes; the plan counted \d+"):
+        ModelState("target", TARGET, SIZES, "cpu")
+
+
+def test_an_unknown_cache_type_is_an_error():
+    with pytest.raises(UsageError, match="'q9'"):
+        ModelState("target", TARGET, attrs.evolve(SIZES, k_type="q9"), "cpu")
+
+
+def test_the_store_knows_all_groups_and_bytes(states):
+    store = TorchStateStore(SIZES, states)
+    assert set(store.groups) == {"target/full", "target/pooled", "drafter/full"}
+    assert store.groups["target/pooled"].window == 16
+    assert store.block_bytes["target/full"] == block_bytes(TARGET, "full", SIZES)
+    assert store.block_bytes["drafter/full"] == 16
+    assert store.slot_bytes == slot_bytes(TARGET, SIZES)
+    assert store.has_slots
+    assert not TorchStateStore(SIZES, states[1:]).has_slots
+
+
+def copies(state, group):
+    return {
+        (region.name, name): field.clone()
+        for region in state.by_group[group]
+        for name, field in region.fields.items()
+    }
+
+
+def test_blocks_are_copied_in_every_region_of_their_group_only(states):
+    target = states[0]
+    full, pooled = copies(target, "full"), copies(target, "pooled")
+    TorchStateStore(SIZES, states).copy_blocks("target/full", [0, 1], [4, 5])
+    for key, field in copies(target, "full").items():
+        assert field[:4].equal(full[key][:4])
+        assert field[4:].equal(full[key][:2])
+    for key, field in copies(target, "pooled").items():
+        assert field.equal(pooled[key])
+
+
+def test_copies_that_build_on_each_other_happen_in_order(states):
+    before = copies(states[0], "full")
+    TorchStateStore(SIZES, states).copy_blocks("target/full", [0, 1, 2], [1, 2, 3])
+    for key, field in copies(states[0], "full").items():
+        for block in range(4):
+            assert field[block].equal(before[key][0])
+
+
+def test_saved_blocks_come_back_wherever_they_are_put(states):
+    store = TorchStateStore(SIZES, states)
+    before = copies(states[0], "full")
+    saved = store.read_blocks("target/full", [3, 1])
+    for region in states[0].by_group["full"]:
+        for field in region.fields.values():
+            field.zero_()
+    store.write_blocks("target/full", [0, 5], saved)
+    for key, field in copies(states[0], "full").items():
+        assert field[0].equal(before[key][3])
+        assert field[5].equal(before[key][1])
+        assert not field[1:5].any()
+
+
+def test_slots_are_saved_loaded_copied_and_reset_without_their_logs(states):
+    store = TorchStateStore(SIZES, states)
+    slots = states[0].slots.values()
+    before = [slot.state.clone() for slot in slots]
+    logs = [field.clone() for slot in slots for field in slot.log.values()]
+    saved = store.save_slot(1)
+    store.reset_slot(1)
+    assert not any(slot.state[1].any() for slot in slots)
+    store.copy_slot(0, 1)
+    store.load_slot(2, saved)
+    for slot, old in zip(slots, before, strict=True):
+        assert slot.state[0].equal(old[0])
+        assert slot.state[1].equal(old[0])
+        assert slot.state[2].equal(old[1])
+    assert all(
+        new.equal(old)
+        for new, old in zip([f for slot in slots for f in slot.log.values()], logs, strict=True)
+    )
+
+
+def test_a_saved_slot_is_a_copy(states):
+    store = TorchStateStore(SIZES, states)
+    before = states[0].slots["s"].state[0].clone()
+    saved = store.save_slot(0)
+    store.reset_slot(0)
+    store.load_slot(0, saved)
+    assert states[0].slots["s"].state[0].equal(before)
