@@ -8,6 +8,7 @@ long as the `Step` lives.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,7 +52,8 @@ class Packed:
             return packed
         moved = np.empty((-(-rows // 16) * 16, data.shape[1]), np.uint8)
         lib.to_lanes(packed.matrix, moved.ctypes.data)
-        lib.forget(data.ctypes.data, data.nbytes)
+        if is_mapped_file(data):
+            lib.forget(data.ctypes.data, data.nbytes)
         return cls(moved, format_name, rows, cols, lanes=True)
 
     def bind(self, w: Linear) -> native.Matrix:
@@ -61,6 +63,14 @@ class Packed:
             self.matrix.bias = None if w.bias is None else w.bias.data_ptr()
             self.matrix.scale = 1.0 if w.scale is None else float(w.scale)
         return self.matrix
+
+
+def is_mapped_file(data: npt.NDArray[np.uint8]) -> bool:
+    """Whether these bytes can be read from a file again: a view of a read-only mapping. Other memory is its only copy."""
+    owner: Any = data
+    while isinstance(owner, (np.ndarray, memoryview)):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return isinstance(owner, mmap.mmap) and memoryview(owner).readonly
 
 
 @frozen(eq=False)

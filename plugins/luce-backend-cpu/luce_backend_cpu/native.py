@@ -122,7 +122,13 @@ def native() -> Native:
 
 def open_library(path: Path, *, amx: bool = True, share_threads: bool = True) -> Native:
     """Open a compiled library; one process may open several (tests do), each with its own workspace."""
-    lib = ctypes.CDLL(str(path))
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise PluginError(
+            f"The compiled library '{path}' cannot be opened: {error}. Remove it; it is compiled again at the "
+            "next start."
+        ) from error
     sizes = [lib.luce_sizes(number) for number in range(4)]
     wanted = [ctypes.sizeof(kind) for kind in (Matrix, Batch, Attention, Op)]
     if sizes != wanted:
