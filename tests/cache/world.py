@@ -145,6 +145,10 @@ class World:
         self.checkpoints: list[list[int]] = []
         self.fence = 0
 
+    @staticmethod
+    def manager_of(store: FakeStore, layouts: dict[str, StateLayout]) -> PagedBlockManager:
+        return PagedBlockManager(store, layouts, identity="weights", cache_bytes=0)
+
     # --- what an engine does
 
     def open(self, prompt: Sequence[int], limit: int | None = None) -> SeqId:
