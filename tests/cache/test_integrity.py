@@ -21,6 +21,7 @@ def busy_world() -> World:
     w.extend(second, [50, 51, 52])
     third = w.start(list(range(70, 79)))
     w.checkpoint(third)
+    assert w.manager.reserve(third, 8)
     w.close(third, in_flight=True)
     w.manager.check_integrity()
     return w
@@ -52,7 +53,7 @@ CORRUPTIONS: dict[str, Callable[[Any], Any]] = {
     "a used block listed as free": lambda m: m._pools[0].free.append(state(m).tables[0].blocks[0]),
     "a wrong count of used blocks": lambda m: setattr(m._pools[0], "used", 1),
     "a wrong count of cached blocks": lambda m: setattr(m._pools[0], "cached", 9),
-    "a fence forgotten": lambda m: setattr(m._pools[2], "retired", 99),
+    "a fence forgotten": lambda m: setattr(m._pools[0], "retired", 99),
     "a key lost": lambda m: state(m).tail.pop(),
     "a length of its own": lambda m: setattr(state(m), "length", 9),
     "a capacity below the length": lambda m: setattr(state(m), "capacity", 3),
