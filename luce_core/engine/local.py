@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from attrs import asdict
 
 from luce_core.contracts import Done, EngineEvent, GenerationRequest
 from luce_core.engine.engine import LuceEngine
@@ -69,7 +72,7 @@ class LocalChannel:
             "waiting": len(engine.waiting),
             "unfinished": len(self._open),
             "alive": float(self._thread.is_alive()),
-            **{f"cache_{name}": value for name, value in engine.blocks.stats().items()},
+            **{f"cache_{name}": value for name, value in _flat(asdict(engine.blocks.stats()))},
         }
 
     def close(self, drain_s: float) -> None:
@@ -98,3 +101,9 @@ class LocalChannel:
                 self._closing = True
             engine.fail_all(f"The engine stopped: {type(error).__name__}: {error}")
             raise
+
+
+def _flat(stats: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Figures by group are added up."""
+    for name, value in stats.items():
+        yield name, float(sum(value.values()) if isinstance(value, Mapping) else value)
