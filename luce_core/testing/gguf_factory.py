@@ -25,6 +25,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from luce_core.gguf import StringArray
 from luce_core.testing.quantize import quantize
 
 _NUMPY_TYPES = {
@@ -131,8 +132,8 @@ def _typed(key: str, value: Any) -> tuple[Any, gguf.GGUFValueType, gguf.GGUFValu
         return value.item(), _NUMPY_TYPES[value.dtype.name], None
     if isinstance(value, bytes):
         return list(value), array, gguf.GGUFValueType.UINT8
-    if isinstance(value, (list, tuple)):
-        return list(value), array, _kind_of(key, value)
+    if isinstance(value, (list, tuple, StringArray)):  # the last: what a header of ours gives back
+        return list(value), array, _kind_of(key, list(value))
     return value, _kind_of(key, [value]), None
 
 

@@ -171,7 +171,8 @@ def test_weight_totals_of_tied_and_untied_models(tmp_path):
     head = {"output.weight": np.zeros((10, 128), np.float16)}
     untied = weight_totals(header_of(tmp_path, tensors=head))
     assert (untied.parameters, untied.weight_bytes, untied.active_bytes) == (2560, 5120 + 2560, 2560)
-    some = weight_totals(header_of(tmp_path, tensors={"x.weight": np.zeros((4, 4), np.float32)}), ["x.weight"])
+    tensors = {"x.weight": np.zeros((4, 4), np.float32)}
+    some = weight_totals(header_of(tmp_path, tensors=tensors), ["x.weight"])
     assert some.parameters == 16
 
 
