@@ -6,10 +6,15 @@ registry, so a running engine reaches plugins only through the parts it was give
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import psutil
+import torch
 
 from luce_core.cache.manager import PagedBlockManager
 from luce_core.contracts import (
@@ -36,6 +41,8 @@ from luce_core.plan_memory import MEMORY_SHARE
 from luce_core.registry import Registry, Supplied, guarded, resolve
 from luce_core.text import Tokenizer
 
+CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all) while weights are loaded."""
 
@@ -58,6 +65,7 @@ def compose(plan: BackendPlan, registry: Registry, progress: Progress | None = N
     Raises PluginError when a factory fails or returns the wrong thing, ModelFormatError for a bad file,
     CapacityError when memory is short after all.
     """
+    torch.set_num_threads(plan.number("threads") or physical_cores())
     wiring = Wiring(plan, registry, progress)
     models = {model.name: wiring.loader.load(model) for model in plan.models}
     target = models[plan.models[0].name]
@@ -86,6 +94,22 @@ def compose(plan: BackendPlan, registry: Registry, progress: Progress | None = N
         chat=wiring.all("chat", target),
         observers=_observers(registry),
     )
+
+
+def physical_cores() -> int:
+    """Cores this process may use: hyper-threads counted once, affinity and a container's quota obeyed."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = psutil.cpu_count(logical=False) or usable
+    return max(1, min(cores, usable, _quota(CGROUP_QUOTA, usable)))
+
+
+def _quota(path: Path, otherwise: int) -> int:
+    """Processors worth of time a control group gets: "200000 100000" is 2, "max 100000" is no limit."""
+    try:
+        quota, period = path.read_text(encoding="ascii").split()
+    except (OSError, ValueError):  # no control groups here
+        return otherwise
+    return otherwise if quota == "max" else max(1, int(quota) // int(period))
 
 
 def _pool_bytes(store: TorchStateStore) -> int:

@@ -258,10 +258,10 @@ class Registry:
         kind, _, name = key.partition(".")
         subject = f"{_word(kind)} {name!r}"
         family = name.partition(":")[0] if kind == "device" else name
-        for distribution in self.provides.get(f"{kind}.{family}", ()):
-            for record in self.records:
-                if record.distribution == distribution and record.status != "loaded":
-                    return f"{subject} is part of {record.title}, which is {record.status}: {record.reason}"
+        providers = self.provides.get(f"{kind}.{family}", ())
+        for record in self.records:
+            if record.status != "loaded" and (record.distribution in providers or record.name == name):
+                return f"{subject} is part of {record.title}, which is {record.status}: {record.reason}."
         if kind == "device" and self.provides.get(f"device.{family}"):
             return f"{subject} was not found by its plugin; `luce-core devices` lists what there is."
         package = DISTRIBUTIONS.get(kind, "luce-{}").format(family.lower().replace("_", "-"))

@@ -1,16 +1,18 @@
 """Composing the toy model: every factory called once with its context, no plugin machinery left."""
 
 import gc
+import os
 import sys
 import types
 import weakref
 
 import pluggy
 import pytest
+import torch
 from attrs import evolve
 from pydantic import BaseModel
 
-from luce_core.compose import compose
+from luce_core.compose import _quota, compose, physical_cores
 from luce_core.contracts import (
     ChatContext,
     DrafterContext,
@@ -172,6 +174,27 @@ def test_composing_twice_gives_two_independent_pipelines(world):
     theirs = {tensor.data_ptr() for tensor in second.target.state.tensors()}
     assert not ours & theirs
     assert first.blocks is not second.blocks
+
+
+@pytest.mark.parametrize("asked", [0, 1, 3])
+def test_threads_are_those_of_the_plan_or_the_physical_cores(world, asked):
+    before = torch.get_num_threads()
+    try:
+        compose(*world(threads=asked))
+        assert torch.get_num_threads() == (asked or physical_cores())
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000", 64), ("200000 100000", 2), ("50000 100000", 1), ("nonsense", 64)]
+)
+def test_a_containers_quota_is_obeyed(tmp_path, text, cores):
+    path = tmp_path / "cpu.max"
+    path.write_text(text)
+    assert _quota(path, 64) == cores
+    assert _quota(tmp_path / "absent", 64) == 64
+    assert 1 <= physical_cores() <= os.cpu_count()
 
 
 # --- nothing of the plugins' machinery is left

@@ -257,6 +257,15 @@ def test_order_does_not_depend_on_installation(box):
     assert [record.name for record in registry.loaded()] == ["core", "alpha", "mid", "zeta"]
 
 
+def test_a_part_of_a_plugin_that_did_not_load_says_why(box):
+    box.add("glim", "raise RuntimeError('boom')")
+    with pytest.raises(PluginError) as caught:
+        box.discover().part("scheduler", "glim")
+    assert "scheduler 'glim' is part of plugin 'glim' (luce-glim 1.0), which is broken: importing" in str(
+        caught.value
+    )
+
+
 # --- the static index
 
 
