@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 from luce_core.text.tokenizer import Segment
 
 Span = tuple[int, int]  # start, end of a trusted stretch
+_SPAN_CHARS = 32  # a tuple of two numbers takes about as much memory as this many characters
 
 
 class MarkedText(str):
@@ -49,7 +50,11 @@ class MarkedText(str):
         return joined((other, self)) if isinstance(other, str) else NotImplemented
 
     def __mul__(self, count: SupportsIndex) -> MarkedText:
-        return joined([self] * operator.index(count))
+        text, length = super().__mul__(count), len(self)
+        if is_trusted(self):
+            return MarkedText._trusted(text)
+        starts = range(0, len(text), length) if self._spans else ()
+        return MarkedText._with(text, [(at + start, at + end) for at in starts for start, end in self._spans])
 
     __rmul__ = __mul__
 
@@ -160,6 +165,11 @@ def trusted(text: str) -> MarkedText:
 def is_trusted(text: str) -> bool:
     """Whether every character is trusted."""
     return isinstance(text, MarkedText) and text._spans == (((0, len(text)),) if text else ())
+
+
+def bulk(text: str) -> int:
+    """Characters, and what the marks weigh in memory beside them."""
+    return len(text) + _SPAN_CHARS * len(text._spans) if isinstance(text, MarkedText) else len(text)
 
 
 def segments(text: str) -> list[Segment]:

@@ -97,6 +97,8 @@ def _part(part: Any, where: str, images: bool) -> dict[str, Any]:
     if not isinstance(part, Mapping):
         raise _bad(where, _kind(part), "a string or an object with 'type'")
     kind = part.get("type", "text" if "text" in part else None)
+    if not isinstance(kind, str):
+        raise _bad(f"{where}.type", _kind(kind), "a string")
     if kind in _TEXT_PARTS:
         return {"type": "text", "text": _string(part.get(_TEXT_PARTS[kind]), f"{where}.{_TEXT_PARTS[kind]}")}
     if kind in _IMAGE_PARTS:

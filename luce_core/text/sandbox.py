@@ -29,12 +29,12 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
-from luce_core.text.marked import MarkedText, is_trusted, joined, trusted
+from luce_core.text.marked import MarkedText, bulk, is_trusted, joined, trusted
 
 MAX_SECONDS = 10.0
 MAX_STEPS = 2_000_000  # about two seconds on a laptop core; a conversation of 10,000 messages takes a tenth
 MAX_VALUE_CHARS = 16 * 2**20  # four times a prompt of a million tokens
-MAX_TOTAL_CHARS = 1024 * 2**20
+MAX_TOTAL_CHARS = 256 * 2**20  # a prompt is counted about three times on its way
 MAX_INT_BITS = 4096
 _NODE_CHARS = 16  # what a number, or the frame of a list or dict, counts
 _STEPS_PER_LOOK = 256
@@ -74,7 +74,7 @@ class Budget:
         while pending:
             item = pending.pop()
             if isinstance(item, str):
-                weight += len(item)
+                weight += bulk(item)
             elif isinstance(item, Mapping):
                 pending.extend(itertools.chain(item.keys(), item.values()))
             elif isinstance(item, (list, tuple)):
@@ -185,7 +185,7 @@ _TEXT_METHODS = frozenset(
 )  # fmt: skip
 _PLAIN_FILTERS = (
     "abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float",
-    "groupby", "int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject",
+    "groupby", "int", "items", "last", "length", "lower", "map", "max", "min", "reject",
     "rejectattr", "reverse", "select", "selectattr", "sort", "striptags", "sum", "title", "trim",
     "truncate", "unique", "upper", "urlencode", "wordcount",
 )  # fmt: skip
@@ -224,6 +224,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             from_json=lambda text: self.weigh(json.loads(text)),
             indent=self._indent,
             join=self._join,
+            list=self._list,
             replace=self._replace,
             round=_round,
             safe=lambda value: value,  # nothing is escaped, so nothing is to be kept from it
@@ -255,7 +256,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def _concat(self, pieces: Iterable[str]) -> MarkedText:
         self.budget.step()
         pieces = list(pieces)
-        self.budget.allow(sum(map(len, pieces)))
+        self.budget.allow(sum(map(bulk, pieces)))
         return joined(pieces)
 
     # --- operators and calls -------------------------------------------------------------------------------
@@ -276,9 +277,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if operator == "*":
             items, count = (right, left) if isinstance(left, int) else (left, right)
             if isinstance(items, rows) and isinstance(count, int):
-                self.budget.allow(len(items) * max(count, 0))
+                self.budget.allow(_size(items) * max(count, 0))
         elif isinstance(left, rows) and isinstance(right, rows):
-            self.budget.allow(len(left) + len(right))
+            self.budget.allow(_size(left) + _size(right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.budget.step()
@@ -355,7 +356,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         text = self.to_text(text)
         limit = -1 if count is None else count
         places = text.count(old) if limit < 0 else min(text.count(old), limit)
-        self.budget.allow(len(text) + places * len(new))
+        self.budget.allow(bulk(text) + places * bulk(new))
         return (text if isinstance(text, MarkedText) else MarkedText(text)).replace(old, new, limit)
 
     def _join(self, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
@@ -366,6 +367,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.budget.step()
             between += (self.to_text(item), self.to_text(d))
         return self._concat(between[:-1])
+
+    def _list(self, value: Iterable[Any]) -> list[Any]:
+        if isinstance(value, str):
+            self.budget.allow(_NODE_CHARS * len(value))
+        return list(value)
 
     def _join_method(self, d: str, value: Iterable[Any]) -> str:
         value = list(value)
@@ -407,6 +413,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if len(layout) > 256:
             raise LimitError("it asked for a date of more than 256 characters")
         return self._now().strftime(layout)
+
+
+def _size(value: str | list[Any] | tuple[Any, ...]) -> int:
+    return bulk(value) if isinstance(value, str) else len(value)
 
 
 def _check_number(operator: str, left: int, right: int) -> None:
