@@ -25,8 +25,7 @@ from luce_core.cache.pool import BlockPool, SlotPool
 from luce_core.cache.prefix import PrefixCache
 from luce_core.cache.restore import found_table, found_usable
 from luce_core.cache.sequence import GroupTable, SeqState
-from luce_core.cache.stats import CacheStats
-from luce_core.contracts import Fence, Hit, SeqId, SeqTable, StateLayout, StateStore
+from luce_core.contracts import CacheStats, Fence, Hit, SeqId, SeqTable, StateLayout, StateStore
 from luce_core.errors import CapacityError, UsageError
 
 

@@ -41,6 +41,7 @@ from luce_core.contracts.forward import (
 )
 from luce_core.contracts.memory import (
     BlockManager,
+    CacheStats,
     ChunkScorer,
     ExpertBank,
     ExpertStore,
@@ -139,6 +140,7 @@ __all__ = [
     "BlockManager",
     "BlockTable",
     "CacheOptions",
+    "CacheStats",
     "CatalogEntry",
     "ChatContext",
     "ChunkScorer",

@@ -108,6 +108,28 @@ class SeqTable:
     """First token index of each block."""
 
 
+@frozen
+class CacheStats:
+    """Figures for metrics; blocks by "model/group"."""
+
+    used_blocks: Mapping[str, int]
+    cached_blocks: Mapping[str, int]
+    free_blocks: Mapping[str, int]
+    """Including those that wait for a fence."""
+    cached_bytes: int
+    host_bytes: int
+    checkpoints: int
+    asked_tokens: int
+    """Prompt tokens of every sequence opened."""
+    hit_tokens: int
+    evictions: int
+    spills: int
+    copies: int
+    """Blocks made private by copying."""
+    sequences: int
+    free_slots: int
+
+
 class BlockManager(Protocol):
     """Paged, reference-counted, copy-on-write state of all sequences of one engine; regions are named
     "model/region".
@@ -169,7 +191,7 @@ class BlockManager(Protocol):
         """Change the tier of blocks; returns the fence after which they are there."""
         ...
 
-    def stats(self) -> Mapping[str, float]:
+    def stats(self) -> CacheStats:
         """Gauges and counters: blocks used, cached and free, hit tokens, evictions."""
         ...
 
