@@ -36,6 +36,7 @@ class ApiKeys:
         headers = Headers(scope=scope)
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        raw = given.encode("latin-1")  # how header bytes were decoded
         # Every key is compared, so that timing tells nothing about which one was near.
-        equal = [hmac.compare_digest(given.encode(), key) for key in self.keys]
+        equal = [hmac.compare_digest(raw, key) for key in self.keys]
         return any(equal)

@@ -1,0 +1,92 @@
+"""A real HTTP server over a test's pipeline: real sockets, so that real clients can be tried."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from attrs import frozen
+
+from luce_core.contracts import RequestRecord, SamplingParams
+from luce_core.engine.engine import LuceEngine
+from luce_core.engine.local import LocalChannel
+from luce_core.pipeline import Pipeline
+from luce_core.server.app import build_app
+from luce_core.server.service import GenerationService, ModelFace
+from luce_core.text import ChatTemplate
+
+
+@frozen
+class Served:
+    """A running server."""
+
+    url: str
+    """http://127.0.0.1:PORT"""
+    service: GenerationService
+    engine: LuceEngine
+    records: list[RequestRecord]
+
+
+@contextmanager
+def serving(
+    pipeline: Pipeline,
+    *,
+    model: str = "toy",
+    api_keys: Sequence[str] = (),
+    max_queue: int = 64,
+    defaults: SamplingParams | None = None,
+    wrap: Callable[[Any], Any] | None = None,
+) -> Iterator[Served]:
+    """Serve `pipeline` on a free port of the loopback until the block ends. wrap: middleware of the test."""
+    engine = LuceEngine(pipeline)
+    channel = LocalChannel(engine, max_queue=max_queue)
+    tokenizer = pipeline.target.tokenizer
+    face = ModelFace(
+        id=model,
+        context=pipeline.plan.number("context"),
+        tokenizer=tokenizer,
+        template=ChatTemplate.from_metadata(_metadata(pipeline)),
+        created=1_700_000_000,
+        defaults=defaults or SamplingParams(),
+    )
+    records: list[RequestRecord] = []
+    service = GenerationService(channel, face, (records.append,))
+    app: Any = build_app(service, api_keys)
+    config = uvicorn.Config(wrap(app) if wrap else app, port=0, log_level="error", lifespan="off")
+    server = _Server(config)
+    thread = threading.Thread(target=server.run, name="luce-test-server")
+    thread.start()
+    if not server.ready.wait(30):
+        raise AssertionError("the test server did not start within 30 s")
+    try:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield Served(f"http://127.0.0.1:{port}", service, engine, records)
+    finally:
+        server.should_exit = True
+        thread.join()
+        channel.close(0.0)
+
+
+def _metadata(pipeline: Pipeline) -> Any:
+    from luce_core.gguf import read_header
+
+    return read_header(pipeline.plan.models[0].path).metadata
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens, and leaves signals alone: it runs beside a test."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = threading.Event()
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

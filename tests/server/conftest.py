@@ -1,0 +1,45 @@
+import httpx
+import pytest
+import torch
+
+from luce_core.testing.pipeline import make_pipeline
+from luce_core.testing.server import serving
+from luce_core.testing.toy import ToyLaw, write_toy_model
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """serve(context=..., template=..., api_keys=..., **options) -> context manager of `Served`."""
+
+    def make(*, context=512, template="", api_keys=(), max_queue=64, wrap=None, **options):
+        path = write_toy_model(tmp_path / "toy.gguf", salt=7, context=context, template=template)
+        return serving(
+            make_pipeline(path, options=options), api_keys=api_keys, max_queue=max_queue, wrap=wrap
+        )
+
+    return make
+
+
+@pytest.fixture
+def served(serve):
+    with serve() as one:
+        yield one
+
+
+@pytest.fixture
+def http(served):
+    with httpx.Client(base_url=served.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def law(served):
+    return ToyLaw(served.service.face.tokenizer.vocab_size, salt=7)
