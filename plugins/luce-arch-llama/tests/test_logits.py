@@ -91,6 +91,16 @@ def test_half_precision_caches_stay_near(case, cache_type, tolerance):
         assert 1e-4 < worst <= tolerance
 
 
+def test_the_compiled_program_gives_the_same_bits(case):
+    direct, ids, _ = case
+    compiled = ModelRig(direct.plan.path, HOOKS, overlay={"*": lambda program, ops: program})
+    assert torch.equal(compiled.fresh(ids[:60]), direct.fresh(ids[:60]))
+    seqs = {rig: rig.open() for rig in (direct, compiled)}
+    for token in ids[:6]:
+        ours, theirs = (rig.decode(seq, token) for rig, seq in seqs.items())
+        assert torch.equal(ours, theirs)
+
+
 def test_a_drafter_sees_taps_embeddings_and_the_head(case):
     rig, ids, logits = case
     expected = np.load(rig.plan.path.replace(".gguf", ".npz"))

@@ -65,7 +65,7 @@ def main() -> None:
         answer = tokenizer.decode(record["ids"])
         taken = time.monotonic() - started
         print(f"{kind:4} {taken:5.1f} s  {text[:40]!r} -> {answer[:60]!r}", flush=True)  # noqa: T201
-    options.output.write_text(json.dumps(document(options.model, options.tokens, records), indent=1) + "\n")
+    options.output.write_text(text_of(document(options.model, options.tokens), records))
 
 
 def load(path: Path) -> torch.nn.Module:
@@ -134,13 +134,18 @@ def continuation(model: torch.nn.Module, prompt: list[int], count: int) -> dict[
     return {"prompt": prompt, "ids": ids, "gaps": gaps}
 
 
-def document(path: Path, tokens: int, records: list[dict]) -> dict:
+def text_of(head: dict, records: list[dict]) -> str:
+    """JSON with one prompt per line."""
+    lines = ",\n".join(json.dumps(record) for record in records)
+    return json.dumps({**head, "prompts": []}, indent=1).replace("[]", f"[\n{lines}\n]") + "\n"
+
+
+def document(path: Path, tokens: int) -> dict:
     return {
         "model": path.name,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "reference": f"transformers {transformers.__version__}, torch {torch.__version__}, float32, eager",
         "command": f"python tools/record_greedy.py {path.name} OUTPUT --tokens {tokens}",
-        "prompts": records,
     }
 
 
