@@ -18,7 +18,7 @@ from luce_core.cli.session import Session
 from luce_core.contracts import BackendPlan, RequestRecord, SamplingParams
 from luce_core.errors import UsageError
 from luce_core.options import Options
-from luce_core.plan import make_plan
+from luce_core.plan import block_formats, make_plan
 
 if TYPE_CHECKING:
     from luce_core.engine.local import LocalChannel
@@ -60,7 +60,7 @@ def plan_model(session: Session, options: Options) -> Planned:
     from luce_core.gguf import read_header
 
     path = session.model_path(options)
-    header = read_header(path)
+    header = read_header(path, block_formats(session.registry))
     named = options.core.model or DEFAULT_MODEL
     name = options.core.alias or (named if named in session.catalog.names else path.stem)
     return Planned(path, name, header, make_plan(options, header, session.registry))
