@@ -34,8 +34,10 @@ def make(session: Session) -> click.Command:
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     def inspect(file: str, tensors: bool, template: bool, as_json: bool) -> None:
         from luce_core.gguf import read_header, summarize
+        from luce_core.plan import block_formats
 
-        header = read_header(session.model_path(session.options({}), file))
+        path = session.model_path(session.options({}), file)
+        header = read_header(path, block_formats(session.registry))
         if template:
             say(header.str(TEMPLATE_KEY))
         elif as_json:

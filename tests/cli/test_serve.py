@@ -1,0 +1,168 @@
+"""`luce-core serve` as a program, with the toy model: banner, answers, rows, signals, refusals."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+
+from luce_core.cli.serve import check_exposure
+from luce_core.core_options import CoreOptions
+from luce_core.errors import UsageError
+
+URL = re.compile(r"at (http://\S+)/v1")
+
+
+class Served:
+    """A running server and the lines it printed; `line` waits for the next one that matches."""
+
+    def __init__(self, argv, env, cwd):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "luce_core", "serve", "--port", "0", *argv],
+            env=env, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        self.lines = []
+        self._watchdog = threading.Timer(120, self.process.kill)
+        self._watchdog.start()
+
+    def line(self, pattern):
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if re.search(pattern, line):
+                return line
+        raise AssertionError(f"no {pattern!r} in:\n" + "\n".join(self.lines))
+
+    def stop(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        self.lines += self.process.stdout.read().splitlines()
+        return self.process.wait()
+
+    def close(self):
+        self._watchdog.cancel()
+        self.process.kill()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+@pytest.fixture
+def served(toy, toy_model, environment, tmp_path):
+    made = []
+
+    def start(*argv, **extra):
+        made.append(Served([str(toy_model), *map(str, argv)], environment(**extra), tmp_path))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def chat(url, **more):
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "temperature": 0, **more}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+
+
+def test_banner_answer_row_and_a_clean_end(served):
+    server = served("-c", "256")
+    url = URL.search(server.line(URL.pattern))[1]
+    banner = "\n".join(server.lines)
+    for word in ("toy.gguf", "on cpu", "context 256", "luce-toy 1.0", "same bits", "weights", "total"):
+        assert word in banner
+    assert "\x1b" not in banner  # nobody watches: no colours, no moving lines
+    answer = chat(url)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    header = server.line("TTFT")
+    row = server.line("chat")
+    assert row.split()[1:3] == ["chat", str(usage["prompt_tokens"])]
+    assert row.split()[-1] in ("length", "stop")
+    assert header.index("finish") == row.index(row.split()[-1])
+    assert server.stop() == 0
+    assert server.lines[-1] == "Stopped."
+
+
+def test_one_row_per_request_also_for_one_that_is_streamed(served):
+    server = served()
+    url = URL.search(server.line(URL.pattern))[1]
+    streamed = chat(url, stream=True)
+    events = [line for line in streamed.text.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "data: [DONE]"
+    assert len(events) > 3
+    assert chat(url).status_code == 200
+    server.line("chat")
+    server.line("chat")
+    assert server.stop(signal.SIGINT) == 0
+    assert sum(" chat " in line for line in server.lines) == 2
+
+
+def test_the_name_clients_see(served):
+    server = served("--alias", "my-model")
+    url = URL.search(server.line(URL.pattern))[1]
+    assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "my-model"
+    assert "my-model" in server.lines[-1]
+
+
+def test_keys_are_asked_for(served):
+    server = served(LUCE_API_KEY="open-sesame")
+    url = URL.search(server.line(URL.pattern))[1]
+    assert chat(url).status_code == 401
+    assert "open-sesame" not in "\n".join(server.lines)
+
+
+def test_a_chat_template_file_replaces_the_files_own(served, tmp_path):
+    (tmp_path / "t.jinja").write_text("{{ raise_exception('no ' + messages[0]['content']) }}")
+    server = served("--chat-template-file", tmp_path / "t.jinja")
+    url = URL.search(server.line(URL.pattern))[1]
+    answer = chat(url)
+    assert answer.status_code == 400
+    assert "no hello" in answer.text
+
+
+def test_a_taken_port_is_a_sentence_before_anything_is_loaded(luce, toy, toy_model, monkeypatch):
+    monkeypatch.setattr("luce_core.cli.starting.start", lambda *_: pytest.fail("loaded for nothing"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        wrong = luce("serve", toy_model, "--port", port)
+    assert wrong.status == 2
+    assert f"Cannot listen on 127.0.0.1:{port}" in wrong.err
+    assert wrong.err.count("\n") == 1
+
+
+def test_an_absent_plugin_is_a_sentence(luce, toy_model):
+    wrong = luce("serve", toy_model, "--port", "0")
+    assert wrong.status == 1
+    assert "pip install luce-arch-toy" in wrong.err
+    assert "Traceback" not in wrong.err
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])
+def test_other_machines_need_a_key(host):
+    with pytest.raises(UsageError, match=r"lets other machines in.*--api-key"):
+        check_exposure(CoreOptions(host=host))
+    check_exposure(CoreOptions(host=host, insecure=True))
+    check_exposure(CoreOptions(host=host, api_key=("k",)))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
+def test_this_machine_needs_none(host):
+    check_exposure(CoreOptions(host=host))
+
+
+def test_a_stream_that_runs_when_the_server_is_stopped_ends_well(served):
+    """Drained or cancelled, but not cut: the client sees the end of the stream."""
+    server = served("--drain", "10")
+    url = URL.search(server.line(URL.pattern))[1]
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 200}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as stream:
+        lines = stream.iter_lines()
+        first = next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert json.loads(first.removeprefix("data: "))["object"] == "chat.completion.chunk"
+    assert rest[-1] == "data: [DONE]"
+    assert server.process.wait() == 0
