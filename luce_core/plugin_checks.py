@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pluggy
@@ -27,7 +28,17 @@ from luce_core.contracts import (
 )
 from luce_core.errors import LuceError
 from luce_core.option_fields import OptionField, model_fields
-from luce_core.registry import CORE, FACTORY, BoundHook, PluginRecord, Status, closest, declarations, guarded
+from luce_core.registry import (
+    CORE,
+    FACTORY,
+    BoundHook,
+    PluginRecord,
+    Status,
+    check_types,
+    closest,
+    declarations,
+    guarded,
+)
 
 CORE_DISTRIBUTION = "luce-core"
 
@@ -214,6 +225,7 @@ def _info_of(hooks: Mapping[str, BoundHook], name: str) -> PluginInfo:
     info = _attempt("luce_plugin_info", hooks["luce_plugin_info"])
     if not isinstance(info, PluginInfo):
         raise Refused("broken", f"luce_plugin_info returned {info!r}, wanted a PluginInfo")
+    _attempt("luce_plugin_info", partial(check_types, info, "luce_plugin_info returned"))
     if info.api != API:
         raise Refused(
             "incompatible",

@@ -151,8 +151,10 @@ def _read_entry_points(
     seen: set[str] = set()
     for distribution in distributions:
         entry_points = _entry_points(distribution)
+        if entry_points == []:
+            continue  # almost every distribution: its other metadata is not even read
         name, version, requires = _identity(distribution)
-        if entry_points == [] or canonicalize_name(name) in seen:
+        if canonicalize_name(name) in seen:
             continue
         seen.add(canonicalize_name(name))
         if entry_points is None:
@@ -171,9 +173,16 @@ def _entry_points(distribution: metadata.Distribution) -> list[metadata.EntryPoi
     try:
         found = list(distribution.entry_points)
     except (TypeError, ValueError, KeyError, AttributeError):
-        text = distribution.read_text("entry_points.txt") or ""
+        text = _entry_points_text(distribution)
         return None if PLUGINS_GROUP in text or PROVIDES_GROUP in text else []
     return [item for item in found if item.group in (PLUGINS_GROUP, PROVIDES_GROUP)]
+
+
+def _entry_points_text(distribution: metadata.Distribution) -> str:
+    try:
+        return distribution.read_text("entry_points.txt") or ""
+    except UnicodeDecodeError as error:
+        return error.object.decode("utf-8", "replace")
 
 
 def _malformed_entry_points() -> Any:
@@ -184,7 +193,7 @@ def _identity(distribution: metadata.Distribution) -> tuple[str, str, tuple[str,
     """Name, version and requirements; of a distribution whose metadata is damaged, what can be read."""
     try:
         return distribution.name, distribution.version, tuple(distribution.requires or ())
-    except (metadata.MetadataNotFound, KeyError, TypeError):
+    except (metadata.MetadataNotFound, KeyError, TypeError, ValueError):
         return str(getattr(distribution, "_path", distribution)), "unknown version", ()
 
 

@@ -11,9 +11,11 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Generic, Literal, TypeVar
+from functools import cache
+from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
-from attrs import Factory, frozen
+from attrs import Factory, frozen, has
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from luce_core.contracts import (
     ArchSpec,
@@ -296,7 +298,31 @@ def declarations(bound: BoundHook, of: tuple[type, ...], **values: Any) -> list[
     for item in returned:
         if not isinstance(item, of):
             raise PluginError(f"{bound.hook} returned {item!r} in its list, wanted {wanted}")
+        check_types(item, f"{bound.hook} returned")
     return list(returned)
+
+
+def check_types(item: Any, subject: str) -> None:
+    """A declaration's fields hold what they are annotated with. PluginError names the first that does not."""
+    declaration: type = type(item)
+    for name, adapter in _adapters(declaration).items():
+        value = getattr(item, name)
+        try:
+            adapter.validate_python(value, strict=True)
+        except ValidationError as error:
+            wrong = error.errors()[0]["msg"].lower()
+            raise PluginError(f"{subject} {item!r}: its {name} is {value!r}; {wrong}") from None
+        for part in value if isinstance(value, tuple) else ():
+            if has(type(part)):
+                check_types(part, subject)
+
+
+@cache
+def _adapters(declaration: type) -> dict[str, TypeAdapter[Any]]:
+    """Strict checks by field; classes inside a hint are checked with isinstance."""
+    config = ConfigDict(arbitrary_types_allowed=True)
+    hints = get_type_hints(declaration)
+    return {name: TypeAdapter(hint, config=config) for name, hint in hints.items()}
 
 
 def resolve(factory: str, subject: str) -> Callable[..., Any]:
