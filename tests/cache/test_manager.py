@@ -52,6 +52,14 @@ def test_a_hit_may_end_within_a_block() -> None:
     w.verify_all()
 
 
+def test_one_text_closed_twice_is_kept_once() -> None:
+    w = world()
+    for end in (10, 10, 9):
+        w.close(w.start(A[:end]))
+    assert w.manager.stats().checkpoints == 1
+    assert cached(w) == 3
+
+
 def test_the_best_of_several_beginnings_is_found() -> None:
     w = world()
     for text in ([*A[:5], 1], [*A[:7], 1], [*A[:6], 1, 1]):
@@ -207,6 +215,12 @@ def test_a_drafter_that_cannot_be_restored_does_not_shorten_the_hit() -> None:
     w.verify_all()
 
 
+def test_without_a_checkpoint_a_drafter_with_slots_starts_afresh() -> None:
+    w = world("hybrid-drafter")
+    w.close(w.start(A[:10]))
+    assert w.manager.usable_from(w.open([*A[:10], 1])) == {"d": 10}
+
+
 def test_a_checkpoint_restores_a_drafter_with_slots() -> None:
     w = world("hybrid-drafter")
     seq = w.start(A[:10])
@@ -304,6 +318,43 @@ def test_blocks_and_slots_wait_for_the_fence_they_were_closed_with() -> None:
         w.manager.open(B, Hit(0, None))
     w.manager.retire(Fence(7))
     assert w.manager.reserve(w.manager.open(B, Hit(0, None)), 20)
+
+
+def test_nothing_is_evicted_for_blocks_that_would_have_to_wait() -> None:
+    w = world(blocks=5)
+    w.close(w.start(A[:16]), in_flight=True)
+    seq = w.open(B)
+    assert not w.manager.reserve(seq, 8)
+    assert cached(w) == 4
+    assert w.manager.match([*A[:16], 1]).length == 16
+
+
+def test_a_hit_on_the_host_counts_as_used() -> None:
+    w = world("slots", blocks=30, slots=3)
+    for text in (A[:6], B[:6]):
+        seq = w.start(text)
+        w.checkpoint(seq)
+        w.close(seq)
+    w.manager.move(w.manager.cached_blocks(A[:6]), "host", NOW)
+    w.close(w.open([*A[:6], 1]))
+    w.manager.check_integrity()
+    w.manager.reclaim(1)
+    assert w.manager.match([*B[:6], 1]).length == 0
+    assert w.manager.match([*A[:6], 1]).length == 6
+
+
+def test_bringing_a_hit_back_evicts_nothing_it_needs() -> None:
+    w = World(LAYOUTS["slots"], blocks=4, slots=2)
+    seq = w.start(A[:14])
+    w.checkpoint(seq)
+    w.close(seq)
+    w.manager.move(w.manager.cached_blocks(A[:14])[:1], "host", NOW)
+    other = w.start(B[:4])
+    with pytest.raises(CapacityError, match="come back"):
+        w.open([*A[:14], 1])
+    w.close(other)
+    w.open([*A[:14], 1])
+    w.verify_all()
 
 
 def test_cached_blocks_in_flight_are_shared_but_not_overwritten() -> None:
