@@ -7,8 +7,10 @@ STAMPS := .make
 
 PLUGINS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml)))
 EXAMPLES := $(patsubst %/pyproject.toml,%,$(sort $(wildcard examples/*/pyproject.toml)))
-SUITES := tests $(wildcard $(addsuffix /tests,$(PLUGINS)))
+SUITES := tests $(wildcard $(addsuffix /tests,$(PLUGINS) $(EXAMPLES)))
 HOOKS := $(wildcard plugins/*/luce_*/hooks.py)
+# Examples are tested where they lie and never installed here: they would show up in `make serve`.
+EXAMPLE_PATH := $(subst $() $(),:,$(abspath $(EXAMPLES)))
 METADATA := pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -24,7 +26,7 @@ help:
 	@echo "make test        set up and run every test; ARGS='-k name' goes to pytest"
 	@echo "make check       lint, types, imports, wheels, installs into a clean environment"
 	@echo "make bench       measure against the peers; see benchmarks/"
-	@echo "make new-plugin  NAME=luce-something: a plugin to start from, under plugins/"
+	@echo "make new-plugin  NAME=glimmer KIND=arch (or scheduler, drafter): a plugin to start from"
 	@echo "make clean       remove everything that was set up here"
 
 setup: $(STAMPS)/installed
@@ -34,7 +36,7 @@ serve: $(STAMPS)/installed
 
 test: $(STAMPS)/tools
 	$(BIN)/luce-core pull smollm2-135m
-	$(BIN)/python -m pytest $(SUITES) $(ARGS)
+	PYTHONPATH=$(EXAMPLE_PATH) $(BIN)/pytest $(SUITES) $(ARGS)
 
 check: lint types imports proof
 
@@ -56,7 +58,7 @@ bench: $(STAMPS)/tools
 
 new-plugin: $(STAMPS)/tools
 	@test -n "$(NAME)" || { echo "Say which: make new-plugin NAME=something" >&2; exit 2; }
-	$(BIN)/python tools/new_plugin.py $(NAME) $(ARGS)
+	$(BIN)/python tools/new_plugin.py $(NAME) $(addprefix --kind ,$(KIND)) $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(STAMPS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

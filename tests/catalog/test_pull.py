@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import luce_core
 from luce_core.catalog import DEFAULT_MODEL, ENTRIES, Catalog, Store, cache_folder, pull
 from luce_core.catalog.store import file_sha256
 from luce_core.contracts import CatalogEntry
@@ -78,7 +80,8 @@ def test_killed_while_fetching_the_second_chunk_goes_on_there(index, store, make
         "from luce_core.contracts import CatalogEntry\n"
         f"pull(CatalogEntry(**{asdict(entry)!r}), Store(Path({str(store.root)!r})))\n"
     )
-    puller = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": os.getcwd()})
+    home = str(Path(luce_core.__file__).parents[1])
+    puller = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": home})
     assert index.asked.wait(60)
     puller.send_signal(signal.SIGKILL)
     puller.wait()

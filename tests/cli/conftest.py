@@ -12,11 +12,13 @@ from pathlib import Path
 import attrs
 import pytest
 
+import luce_core
 from luce_core.cli import main
 from luce_core.testing.toy import write_toy_model
 
 NUMBERS = itertools.count()
-ROOT = Path(__file__).parents[2]
+HOME = Path(luce_core.__file__).parents[1]
+"""Where this process found luce_core; programs are to find the same."""
 
 
 @attrs.frozen
@@ -59,7 +61,7 @@ class Installed:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         return {
             **kept,
-            "PYTHONPATH": os.pathsep.join((str(self.folder), str(ROOT))),
+            "PYTHONPATH": os.pathsep.join((str(self.folder), str(HOME))),
             "LUCE_PLUGIN_ALLOW": ",".join(self.names) or "core",
             "LUCE_CACHE": str(base / "models"),
             "XDG_CONFIG_HOME": str(base / "config"),
