@@ -196,8 +196,7 @@ class SequenceView:
         else:
             end = int(index.max()) + 1
         begin = 0 if window is None else int(index.min()) - window + 1
-        if self.held:  # held rows lie in row order, whatever their index
-            begin = min(begin, self.length)
+        # A held row's entry lies at length + row, never before its index: nothing seen is cut off here.
         return slice(self._count_below(begin), self._count_below(end))
 
     def _count_below(self, index: int) -> int:

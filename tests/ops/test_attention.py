@@ -284,6 +284,16 @@ def test_head_norms_rope_and_gate_come_in_their_order():
         np.testing.assert_allclose(got[row].numpy(), want, atol=2e-5)
 
 
+@pytest.mark.parametrize("size", [-200.0, 200.0])
+def test_sinks_far_from_the_scores_do_not_overflow(size):
+    rng = np.random.default_rng(10)
+    q, k, v = rows_of(rng, 3)
+    sets = [RowSet(0, 0, [0] * 3, {"full": table([4], 4)})]
+    got = run("prefill", sets, (q, k, v), region(), spec(sinks=torch.full((HEADS,), size)))
+    want = torch.zeros_like(got) if size > 0 else run("prefill", sets, (q, k, v), region(), spec())
+    torch.testing.assert_close(got, want)
+
+
 def test_a_layer_without_keys_reads_what_another_layer_wrote():
     rng = np.random.default_rng(8)
     pages = region()
