@@ -50,8 +50,12 @@ class Vocabularies:
 
     def groups(self):
         """Every (vocabulary, pre-tokenizer, oracle) there are recorded ids for."""
-        entries = self.recorded.items()
-        return list({(name, case["pre"], case["by"]): 0 for name, entry in entries for case in entry["cases"]})
+        seen = {
+            (name, case["pre"], case["by"]): None
+            for name, entry in self.recorded.items()
+            for case in entry["cases"]
+        }
+        return list(seen)
 
 
 VOCABULARIES = Vocabularies()

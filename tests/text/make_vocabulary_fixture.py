@@ -1,13 +1,13 @@
-"""Writes `data/vocabularies.json.xz`: real vocabularies cut down to test texts, with the ids others give those texts.
+"""Writes `data/vocabularies.json.xz`: real vocabularies cut down to test texts, and ids others give these.
 
     python tests/text/make_vocabulary_fixture.py SDIST [PEER_PYTHON]
 
-SDIST: the unpacked source distribution of llama-cpp-python 0.3.36 (`pip download --no-deps --no-binary :all:`), whose
-`vendor/llama.cpp/models` holds `ggml-vocab-*.gguf` with `.inp`/`.out` pairs: texts, and ids that the models' own Hugging
-Face tokenizers gave them. PEER_PYTHON: an interpreter with llama-cpp-python 0.3.36 installed; it tokenizes random texts
-with the vocabularies, also under pre-tokenizers no vocabulary file is there for.
+SDIST: the unpacked source distribution of llama-cpp-python 0.3.36, of which `vendor/llama.cpp/models` holds
+`ggml-vocab-*.gguf` with `.inp`/`.out` pairs: texts, and the ids the models' own tokenizers gave them.
+PEER_PYTHON: an interpreter with llama-cpp-python 0.3.36 installed; it tokenizes random texts with the
+vocabularies, also under pre-tokenizers no vocabulary file is there for.
 
-Cutting down is exact: a token or merge whose text occurs nowhere in a test text can never take part in its encoding.
+Cutting down is exact: a token or merge whose text occurs in no test text can never take part in its encoding.
 """
 
 import json
@@ -23,8 +23,8 @@ from luce_core.text.merging import BYTE_CHARACTERS
 DATA = Path(__file__).parent / "data" / "vocabularies.json.xz"
 SEPARATOR = "\n__ggml_vocab_test__\n"
 NAMES = (
-    "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "mpt",
-    "phi-3", "qwen2", "qwen35", "refact", "starcoder",
+    "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe", "llama-spm",
+    "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder",
 )  # fmt: skip
 # Splitters of architectures whose vocabulary is not at hand, run over one that is.
 BORROWED = {
@@ -32,23 +32,28 @@ BORROWED = {
     "qwen2": ("deepseek-v3", "joyai-llm", "laguna", "bailingmoe2", "gpt-4o", "glm4", "seed-coder", "default"),
     "llama-bpe": ("tekken",),
 }
-SCRIPTS = (
-    "a B z Z e 's 'S 're 'LL ’s 1 12 345 6789 ٣ ½ ² Ⅷ é ñ ß ſ Ωμ Привет пока 漢字 かな カタ 한국어 العربية עברית हिन्दी ไทย"
-    " ქართული 😀 👩‍👩‍👧 🏳️‍🌈 🇺🇸 ! ?! ... -- == < | > <| |> ( ) { } $ € + ^ ~ ` _ # @ / \\ ' \" camelCase HTTPServer"
-    " don't ！ ， 。 “ ” x=1; <|im_end|> <|eot_id|> <turn|> </s> <｜User｜> <think>"
+SCRIPTS = (  # noqa: SIM905
+    "a B z Z e 's 'S 're 'LL ’s 1 12 345 6789 ٣ ½ ² Ⅷ é ñ ß ſ Ωμ Привет пока 漢字 かな カタ 한국어 العربية"
+    " עברית हिन्दी ไทย ქართული 😀 👩‍👩‍👧 🏳️‍🌈 🇺🇸 ! ?! ... -- == < | > <| |> ( ) { } $ € + ^ ~ ` _ # @ / \\ '"
+    " \" camelCase HTTPServer don't ！ ， 。 “ ” x=1; <|im_end|> <|eot_id|> <turn|> </s> <｜User｜> <think>"
 ).split(" ")
-BLANKS = [" ", "  ", "    ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u2003", "\u200d", "e\u0301", "\u2028", "\ufffd"]
+BLANKS = [" ", "  ", "    ", "\n", "\n\n", "\r\n", "\t", *"\u00a0\u2003\u200d", "e\u0301", "\u2028", "\ufffd"]
 PEER = """
 import json, sys, llama_cpp
 path, pre, texts = json.load(sys.stdin)
-model = llama_cpp.Llama(path, vocab_only=True, kv_overrides={"tokenizer.ggml.pre": pre} if pre else None, verbose=False)
+keys = {"tokenizer.ggml.pre": pre} if pre else None
+model = llama_cpp.Llama(path, vocab_only=True, kv_overrides=keys, verbose=False)
 print(json.dumps([model.tokenize(text.encode(), add_bos=False, special=False) for text in texts]))
 """
 
 
 def random_texts(seed: str, count: int = 120) -> list[str]:
     choose = random.Random(seed)
-    return ["".join(choose.choice(choose.choice((SCRIPTS, BLANKS))) for _ in range(choose.randint(1, 14))) for _ in range(count)]
+
+    def word(_):
+        return choose.choice(choose.choice((SCRIPTS, BLANKS)))
+
+    return ["".join(map(word, range(choose.randint(1, 14)))) for _ in range(count)]
 
 
 def recorded(folder: Path, name: str) -> list[dict]:
@@ -80,7 +85,8 @@ def cut_down(metadata: dict, cases: list[dict]) -> dict:
         else "".join(BYTE_CHARACTERS[byte] for byte in case["text"].encode())
         for case in cases
     )  # fmt: skip
-    tokens, types = list(metadata["tokenizer.ggml.tokens"]), [int(kind) for kind in metadata["tokenizer.ggml.token_type"]]
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    types = [int(kind) for kind in metadata["tokenizer.ggml.token_type"]]
     scores = metadata.get("tokenizer.ggml.scores")
     kept = [
         [token, text, types[token], None if scores is None else float(scores[token])]

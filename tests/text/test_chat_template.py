@@ -1,4 +1,5 @@
 """Templates in the idioms published models use, written for these tests; injection through every door."""
+# ruff: noqa: E501  # a template is easier to read on one line
 
 import datetime
 import json
@@ -114,7 +115,7 @@ def rendered(source, messages, **more):
 
 
 def hugging_face(source, messages, *, tools=None, add_generation_prompt=True, kwargs=None):
-    from transformers.utils.chat_template_utils import _compile_jinja_template  # noqa: PLC0415
+    from transformers.utils.chat_template_utils import _compile_jinja_template
 
     template = _compile_jinja_template(source)
     return template.render(
@@ -152,7 +153,7 @@ def test_text_equals_hugging_face(source, name, kwargs):
         assert rendered(source, CONVERSATIONS[name], **more) == hugging_face(source, CONVERSATIONS[name], **more)
 
 
-# --- injection ---------------------------------------------------------------------------------------------------
+# --- injection ---------------------------------------------------------------------------------------------
 
 MARKS = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "<|\"|>",
          "<|turn>", "<turn|>", "<|tool_call>", "<s>", "</s>", "</tool_response>", "\ue000", "\x00"]  # fmt: skip
@@ -163,7 +164,7 @@ def poisoned(value, evil):
     if isinstance(value, str):
         return evil + value + evil
     if isinstance(value, dict):
-        return {key if key in {"role", "type"} else key: item if key in {"role", "type"} else poisoned(item, evil) for key, item in value.items()}
+        return {key: item if key in {"role", "type"} else poisoned(item, evil) for key, item in value.items()}
     return [poisoned(item, evil) for item in value] if isinstance(value, list) else value
 
 
@@ -280,7 +281,7 @@ def test_template_arguments_are_untrusted_and_cannot_replace_what_the_server_set
             template.render([USER], kwargs={name: "x"})
 
 
-# --- the contract ------------------------------------------------------------------------------------------------
+# --- the contract ------------------------------------------------------------------------------------------
 
 
 def test_a_template_that_raises_answers_400_with_its_message():
@@ -363,7 +364,7 @@ def test_threads_share_a_template():
     assert got == {n: [answer] * 20 for n, answer in expected.items()}
 
 
-# --- fallbacks ---------------------------------------------------------------------------------------------------
+# --- fallbacks ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

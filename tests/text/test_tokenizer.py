@@ -1,5 +1,6 @@
-"""Trust, special tokens, beginning and end, malformed vocabularies; merging against small independent references."""
+"""Trust, special tokens, beginning and end, malformed files; merging against small independent references."""
 
+import itertools
 import json
 
 import numpy as np
@@ -13,12 +14,12 @@ from luce_core.text import Segment, Tokenizer
 from luce_core.text.vocabulary import TokenType, is_marker
 
 TOY = Tokenizer.from_metadata(toy_vocabulary("bpe"))
+TOKENS = toy_vocabulary()["tokenizer.ggml.tokens"]
+MERGES = toy_vocabulary()["tokenizer.ggml.merges"]
 TOY_SPM = Tokenizer.from_metadata(toy_vocabulary("spm"))
 MARKS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>"]
-TEXT = st.lists(
-    st.one_of(st.text(max_size=8), st.sampled_from([*MARKS, "hello world", "the", " ", "\n\n", "<|", "im_end", "|>"])),
-    max_size=8,
-).map("".join)
+WORDS = st.sampled_from([*MARKS, "hello world", "the", " ", "\n\n", "<|", "im_end", "|>"])
+TEXT = st.lists(st.one_of(st.text(max_size=8), WORDS), max_size=8).map("".join)
 
 
 def changed(kind="bpe", **keys):
@@ -43,14 +44,14 @@ def with_tokens(*texts, kind=TokenType.USER_DEFINED, base="bpe"):
     return Tokenizer.from_metadata(changed(base, **keys))
 
 
-# --- merging ---------------------------------------------------------------------------------------------------
+# --- merging -----------------------------------------------------------------------------------------------
 
 
 def best_pair_first(symbols, rank):
-    """The definition of both algorithms: join the best adjacent pair, leftmost among equals, until none is left."""
+    """Both algorithms by definition: join the best adjacent pair, leftmost of equals, until none is left."""
     symbols = list(symbols)
     while True:
-        ranked = [(rank(a, b), at) for at, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False))]
+        ranked = [(rank(a, b), at) for at, (a, b) in enumerate(itertools.pairwise(symbols))]
         ranked = [item for item in ranked if item[0] is not None]
         if not ranked:
             return symbols
@@ -58,18 +59,18 @@ def best_pair_first(symbols, rank):
         symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="helo wrdanig\n", max_size=40))
 def test_byte_pairs_merge_by_rank(text):
-    words = [word for word in TOY._merger.pre_tokenizer.pre_tokenize_str(text)]
-    ranks = {tuple(merge.split(" ")): at for at, merge in enumerate(toy_vocabulary()["tokenizer.ggml.merges"])}
-    expected = [
-        TOY.token_id(symbol) for word, _ in words for symbol in best_pair_first(word, lambda a, b: ranks.get((a, b)))
-    ]
+    ranks = {tuple(merge.split(" ")): at for at, merge in enumerate(MERGES)}
+    expected = []
+    for word, _ in TOY._merger.pre_tokenizer.pre_tokenize_str(text):
+        symbols = best_pair_first(word, lambda a, b: ranks.get((a, b)))
+        expected += [TOY.token_id(symbol) for symbol in symbols]
     assert TOY.encode(text) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="helo wrdanigé😀", min_size=1, max_size=40))
 def test_sentencepiece_merges_by_score(text):
     metadata = toy_vocabulary("spm")
@@ -102,7 +103,8 @@ def test_recorded_sentencepiece_agrees_with_its_definition(vocabularies):
         if text and metadata["tokenizer.ggml.token_type"][token] == TokenType.NORMAL
     }
     for text in ("aaaaaaa bbbbbb", "the the the", "Hello world hello", "===== -----", "mississippi" * 3):
-        pieces = best_pair_first("▁" + text.replace(" ", "▁"), lambda a, b: -normal[a + b] if a + b in normal else None)
+        symbols = "▁" + text.replace(" ", "▁")
+        pieces = best_pair_first(symbols, lambda a, b: -normal[a + b] if a + b in normal else None)
         expected = [
             tokens.index(piece) if piece in normal else tokens.index(f"<0x{byte:02X}>")
             for piece in pieces
@@ -111,7 +113,7 @@ def test_recorded_sentencepiece_agrees_with_its_definition(vocabularies):
         assert tokenizer.encode(text, add_bos=False) == expected
 
 
-# --- round trips -----------------------------------------------------------------------------------------------
+# --- round trips -------------------------------------------------------------------------------------------
 
 SCRIPTS = [
     "The quick brown fox — “quoted” … naïve café",
@@ -130,11 +132,12 @@ SCRIPTS = [
 
 @pytest.mark.parametrize("text", SCRIPTS)
 def test_scripts_and_emoji_survive(vocabularies, text):
-    for tokenizer in (TOY, TOY_SPM, *(vocabularies.tokenizer(name) for name in ("qwen2", "llama-bpe", "gemma-4", "llama-spm"))):
+    real = [vocabularies.tokenizer(name) for name in ("qwen2", "llama-bpe", "gemma-4", "llama-spm")]
+    for tokenizer in (TOY, TOY_SPM, *real):
         assert tokenizer.decode(tokenizer.encode(text), special=False) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TEXT)
 def test_any_text_survives(text):
     text = text.replace("\u2581", "_")  # SentencePiece spells a space this way and cannot tell them apart
@@ -149,10 +152,10 @@ def test_half_surrogates_become_replacement_characters():
     assert TOY.decode(TOY.encode("\ud83d" + "\ude00")) == "😀"
 
 
-# --- trust -----------------------------------------------------------------------------------------------------
+# --- trust -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.tuples(TEXT, st.booleans()), max_size=6))
 def test_segments_spell_special_tokens_only_where_trusted(parts):
     segments = [Segment(text, trusted) for text, trusted in parts]
@@ -183,7 +186,7 @@ def test_segments_spell_special_tokens_only_where_trusted(parts):
         )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.text(alphabet="hello world\n the", max_size=6), max_size=8), st.data())
 def test_borders_between_segments_do_not_change_ordinary_text(texts, data):
     segments = [Segment(text, data.draw(st.booleans())) for text in texts]
@@ -244,7 +247,10 @@ def test_space_marks_in_literals_of_sentencepiece_files_mean_spaces():
     assert tokenizer.decode(tokenizer.encode("a   b"), special=False) == "a   b"
 
 
-@pytest.mark.parametrize("text", ["<think>", "</tool_call>", "<|im_end|>", "[INST]", "<｜User｜>", "〈|EOS|〉", "<unused7>", "▁<EOT>"])
+@pytest.mark.parametrize(
+    "text",
+    ["<think>", "</tool_call>", "<|im_end|>", "[INST]", "<｜User｜>", "〈|EOS|〉", "<unused7>", "▁<EOT>"],
+)
 def test_structure_is_told_from_text(text):
     assert is_marker(text)
 
@@ -254,7 +260,7 @@ def test_text_is_told_from_structure(text):
     assert not is_marker(text)
 
 
-# --- beginning and end -----------------------------------------------------------------------------------------
+# --- beginning and end -------------------------------------------------------------------------------------
 
 
 def test_beginning_and_end_tokens():
@@ -280,7 +286,8 @@ def test_asking_for_a_token_the_model_lacks_is_an_error():
 
 
 def test_sentencepiece_defaults_hold_only_where_the_tokens_fit():
-    tokenizer = Tokenizer.from_metadata(changed("spm", bos_token_id=None, eos_token_id=None, unknown_token_id=None))
+    nameless = changed("spm", bos_token_id=None, eos_token_id=None, unknown_token_id=None)
+    tokenizer = Tokenizer.from_metadata(nameless)
     assert (tokenizer.bos, tokenizer.eos) == (1, 2)
     assert Tokenizer.from_metadata(changed("bpe", eos_token_id=None)).eos is None
 
@@ -301,7 +308,7 @@ def test_mistyped_end_tokens_are_special_all_the_same():
     assert token not in tokenizer.encode("<|eot_id|>")
 
 
-# --- ids -------------------------------------------------------------------------------------------------------
+# --- ids ---------------------------------------------------------------------------------------------------
 
 
 def test_bytes_and_texts_of_tokens():
@@ -321,7 +328,7 @@ def test_ids_outside_the_vocabulary_are_named(token):
         TOY.decode([token])
 
 
-# --- malformed vocabularies --------------------------------------------------------------------------------------
+# --- malformed vocabularies --------------------------------------------------------------------------------
 
 
 def test_arrays_may_come_from_numpy():
@@ -333,35 +340,31 @@ def test_arrays_may_come_from_numpy():
     assert Tokenizer.from_metadata(metadata).encode("hello") == TOY_SPM.encode("hello")
 
 
-TOKENS = toy_vocabulary()["tokenizer.ggml.tokens"]
-MERGES = toy_vocabulary()["tokenizer.ggml.merges"]
 BROKEN = [
-    (dict(model=None), "tokenizer.ggml.model.*nothing.*a string"),
-    (dict(model="t5"), "'t5', wanted one of gpt2, llama, gemma4"),
-    (dict(model=["gpt2"]), "tokenizer.ggml.model.*list"),
-    (dict(pre="kimi"), "tokenizer.ggml.pre.*'kimi', wanted one of .*llama-bpe.*qwen35"),
-    (dict(tokens=None), "tokenizer.ggml.tokens.*got none"),
-    (dict(tokens=[]), "tokenizer.ggml.tokens.*got none"),
-    (dict(tokens="abc"), "tokenizer.ggml.tokens.*str, wanted an array"),
-    (dict(tokens=[*TOKENS[:-1], 7]), "tokenizer.ggml.tokens.*int at index 288"),
-    (dict(tokens=[*TOKENS[:-1], TOKENS[0]]), "tokenizer.ggml.tokens.*as 0 and 288"),
-    (dict(tokens=["", *TOKENS[1:]]), "tokenizer.ggml.tokens.*no token for 1 of the bytes"),
-    (dict(token_type=[1, 2]), "tokenizer.ggml.token_type.*got 2 entries, wanted 289"),
-    (dict(token_type=["x"] * 289), "tokenizer.ggml.token_type.*str at index 0"),
-    (dict(merges=None), "tokenizer.ggml.merges.*got none"),
-    (dict(merges=[*MERGES, "zz y"]), "tokenizer.ggml.merges.*'zz y' at index 24"),
-    (dict(merges=[*MERGES, "hh"]), "tokenizer.ggml.merges.*'hh' at index 24"),
-    (dict(merges=[*MERGES, "q q"]), "tokenizer.ggml.merges.*'q q' at index 24"),
-    (dict(eos_token_id=289), "tokenizer.ggml.eos_token_id.*got 289, wanted an id below 289"),
-    (dict(eos_token_id="</s>"), "tokenizer.ggml.eos_token_id.*str"),
-    (dict(add_bos_token="yes"), "tokenizer.ggml.add_bos_token.*'yes'"),
+    ({"model": None}, "tokenizer.ggml.model.*nothing.*a string"),
+    ({"model": "t5"}, "'t5', wanted one of gpt2, llama, gemma4"),
+    ({"model": ["gpt2"]}, "tokenizer.ggml.model.*list"),
+    ({"pre": "kimi"}, "tokenizer.ggml.pre.*'kimi', wanted one of .*llama-bpe.*qwen35"),
+    ({"tokens": None}, "tokenizer.ggml.tokens.*got none"),
+    ({"tokens": []}, "tokenizer.ggml.tokens.*got none"),
+    ({"tokens": "abc"}, "tokenizer.ggml.tokens.*str, wanted an array"),
+    ({"tokens": [*TOKENS[:-1], 7]}, "tokenizer.ggml.tokens.*int at index 288"),
+    ({"tokens": [*TOKENS[:-1], TOKENS[0]]}, "tokenizer.ggml.tokens.*as 0 and 288"),
+    ({"tokens": [*TOKENS[:0x3F], "gone", *TOKENS[0x40:]]}, "tokens.*no token for 1 of the bytes"),
+    ({"token_type": [1, 2]}, "tokenizer.ggml.token_type.*got 2 entries, wanted 289"),
+    ({"token_type": ["x"] * 289}, "tokenizer.ggml.token_type.*str at index 0"),
+    ({"merges": None}, "tokenizer.ggml.merges.*got none"),
+    ({"merges": [*MERGES, "zz y"]}, "tokenizer.ggml.merges.*'zz y' at index 24"),
+    ({"merges": [*MERGES, "hh"]}, "tokenizer.ggml.merges.*'hh' at index 24"),
+    ({"merges": [*MERGES, "q q"]}, "tokenizer.ggml.merges.*'q q' at index 24"),
+    ({"eos_token_id": 289}, "tokenizer.ggml.eos_token_id.*got 289, wanted an id below 289"),
+    ({"eos_token_id": "</s>"}, "tokenizer.ggml.eos_token_id.*str"),
+    ({"add_bos_token": "yes"}, "tokenizer.ggml.add_bos_token.*'yes'"),
 ]
 
 
 @pytest.mark.parametrize(("keys", "message"), BROKEN)
 def test_a_malformed_vocabulary_is_refused_by_name(keys, message):
-    if keys.get("tokens") == ["", *TOKENS[1:]]:
-        keys = {"tokens": [*TOKENS[:0x3F], "gone", *TOKENS[0x40:]]}  # the token of "?", which stands in for others
     with pytest.raises(ModelFormatError, match=message):
         Tokenizer.from_metadata(changed("bpe", **keys))
 
@@ -393,14 +396,25 @@ def test_bytes_the_vocabulary_lacks_are_announced_and_replaced(vocabularies):
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from(["model", "pre", "tokens", "token_type", "scores", "merges", "bos_token_id", "eos_token_id", "add_bos_token"]),
-        st.one_of(st.none(), st.integers(-3, 400), st.text(max_size=5), st.lists(st.text(max_size=3), max_size=4), st.floats(), st.booleans()),
+        st.sampled_from(
+            ["model", "pre", "tokens", "token_type", "scores", "merges", "eos_token_id", "add_bos_token"]
+        ),
+        st.one_of(
+            st.none(),
+            st.integers(-3, 400),
+            st.text(max_size=5),
+            st.lists(st.text(max_size=3), max_size=4),
+            st.floats(),
+            st.booleans(),
+        ),
         min_size=1,
     )
 )
 def test_no_metadata_breaks_loading_in_any_other_way(keys):
-    metadata = changed("bpe", **keys)
     try:
-        Tokenizer.from_metadata(metadata)
+        Tokenizer.from_metadata(changed("bpe", **keys))
     except ModelFormatError as error:
-        assert "tokenizer.ggml." in str(error)
+        message = str(error)
+    else:
+        message = "tokenizer.ggml."
+    assert "tokenizer.ggml." in message

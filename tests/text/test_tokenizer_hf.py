@@ -1,4 +1,4 @@
-"""Random Unicode against the tokenizer classes of transformers, built from the same vocabularies without a network."""
+"""Random Unicode against the tokenizer classes of transformers, built offline from the same vocabularies."""
 
 import unicodedata
 
@@ -12,9 +12,12 @@ from luce_core.text import Tokenizer
 transformers = pytest.importorskip("transformers")
 
 WORDS = st.sampled_from(
-    ["Hello", " world", "don't", "I'LL", "’s", " 12345", "3.14", "  ", "\n\n", "\r\n", "\t", " \u00a0", "naïve", "ſ", "été"]
-    + ["Привет", "漢字", "한국어", "हिन्दी", "ไทย", "العربية", "😀", "👩‍👩‍👧", "🇯🇵", "!?", "...", "==", "<|", "|>", "x=1;", "٣", "½", "Ⅷ"]
-)
+    [
+        "Hello", " world", "don't", "I'LL", "’s", " 12345", "3.14", "  ", "\n\n", "\r\n", "\t", " \u00a0",
+        "naïve", "ſ", "été", "Привет", "漢字", "한국어", "हिन्दी", "ไทย", "العربية", "😀", "👩‍👩‍👧", "🇯🇵",
+        "!?", "...", "==", "<|", "|>", "x=1;", "٣", "½", "Ⅷ",
+    ]
+)  # fmt: skip
 TEXT = st.lists(WORDS | st.text(max_size=4), max_size=12).map("".join)
 # transformers composes Unicode for these families; our ids keep what was written, so compare composed text.
 CLASSES = {
@@ -65,7 +68,8 @@ def llama():
     metadata = toy_vocabulary("spm")
     ours = Tokenizer.from_metadata(metadata)
     tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
-    normal = {text for text, kind in zip(tokens, metadata["tokenizer.ggml.token_type"], strict=True) if kind == 1}
+    types = metadata["tokenizer.ggml.token_type"]
+    normal = {text for text, kind in zip(tokens, types, strict=True) if kind == 1}
     merges = sorted(
         (-scores[tokens.index(text)], text[:cut], text[cut:])
         for text in normal

@@ -1,4 +1,4 @@
-"""Ids recorded from Hugging Face tokenizers and from llama.cpp, for real vocabularies and every family of splitters."""
+"""Ids recorded from Hugging Face tokenizers and llama.cpp: real vocabularies, each family of splitters."""
 
 import os
 import unicodedata
@@ -68,7 +68,14 @@ def test_ends_of_generation(vocabularies, name, ends):
 
 @pytest.mark.parametrize(
     ("name", "add_bos"),
-    [("llama-bpe", True), ("llama-spm", True), ("gemma-4", True), ("command-r", True), ("qwen2", False), ("gpt-2", False)],
+    [
+        ("llama-bpe", True),
+        ("llama-spm", True),
+        ("gemma-4", True),
+        ("command-r", True),
+        ("qwen2", False),
+        ("gpt-2", False),
+    ],
 )
 def test_the_beginning_token_follows_file_and_family(vocabularies, name, add_bos):
     tokenizer = vocabularies.tokenizer(name)
@@ -82,15 +89,16 @@ def test_gemma4_adds_its_beginning_token_even_if_the_file_denies_it(vocabularies
 
 
 def test_every_architecture_of_the_project_has_its_splitter():
-    wanted = {"llama-bpe", "smollm", "qwen2", "qwen35", "deepseek-llm", "deepseek-coder", "deepseek-v3", "joyai-llm"}
-    assert wanted | {"laguna", "bailingmoe", "bailingmoe2", "gpt-2", "default"} <= PRE_TOKENIZERS.keys()
+    wanted = {"llama-bpe", "smollm", "qwen2", "qwen35", "laguna", "bailingmoe", "bailingmoe2", "gpt-2"}
+    deepseek = {"deepseek-llm", "deepseek-coder", "deepseek-v3", "joyai-llm", "deepseek-r1-qwen"}
+    assert wanted | deepseek <= PRE_TOKENIZERS.keys()
 
 
 SDIST = os.environ.get("LUCE_TEST_SDIST")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(SDIST is None, reason="LUCE_TEST_SDIST names no unpacked llama-cpp-python 0.3.36 source distribution")
+@pytest.mark.skipif(SDIST is None, reason="LUCE_TEST_SDIST names no unpacked llama-cpp-python sdist")
 def test_whole_vocabularies_against_their_recorded_pairs():
     folder = Path(SDIST) / "vendor" / "llama.cpp" / "models"
     tested = 0
@@ -103,6 +111,7 @@ def test_whole_vocabularies_against_their_recorded_pairs():
         texts = pairs.read_bytes().decode().split("\n__ggml_vocab_test__\n")
         lines = path.with_name(path.name + ".out").read_text().split("\n")
         for text, line in zip(texts, lines, strict=False):
-            assert tokenizer.encode(text, add_bos=False) == [int(word) for word in line.split()], (path.name, text)
+            ids = [int(word) for word in line.split()]
+            assert tokenizer.encode(text, add_bos=False) == ids, (path.name, text)
         tested += 1
     assert tested == 14

@@ -16,8 +16,8 @@ def test_it_is_small_complete_and_consistent(kind):
     assert len(set(tokens)) == len(tokens) == len(metadata["tokenizer.ggml.token_type"])
     tokenizer = Tokenizer.from_metadata(metadata)
     assert tokenizer.notice is None
-    every_byte = bytes(range(256)).decode("latin-1") + "".join(map(chr, range(0x100, 0x3000, 37))) + "😀\U0010ffff"
-    assert tokenizer.decode(tokenizer.encode(every_byte.replace("▁", "")), special=False) == every_byte.replace("▁", "")
+    text = "".join(map(chr, [*range(256), *range(0x100, 0x3000, 37), 0x1F600, 0x10FFFF]))
+    assert tokenizer.decode(tokenizer.encode(text), special=False) == text
 
 
 @pytest.mark.parametrize("kind", KINDS)
