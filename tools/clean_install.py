@@ -57,7 +57,8 @@ class Rig:
             stdout=None if show else subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         if status is not None and done.returncode != status:
-            raise Failed(f"{' '.join(command)}\nended with {done.returncode}, wanted {status}:\n{done.stdout}")
+            words = " ".join(command)
+            raise Failed(f"{words}\nended with {done.returncode}, wanted {status}:\n{done.stdout}")
         return done.stdout or ""
 
     def install(self, *packages: str) -> None:
@@ -162,8 +163,9 @@ def chat(url: str, question: str) -> tuple[str, int]:
 
     client = OpenAI(base_url=url, api_key="unused")
     model = client.models.list().data[0].id
+    messages = [{"role": "user", "content": question}]
     stream = client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": question}], stream=True, temperature=0, max_tokens=24
+        model=model, messages=messages, stream=True, temperature=0, max_tokens=24
     )
     chunks = [chunk.choices[0].delta.content for chunk in stream if chunk.choices]
     return "".join(text for text in chunks if text), len(chunks)

@@ -46,8 +46,9 @@ class OptionCommand(click.Command):
 
     def __init__(self, session: Session, **attributes: Any) -> None:
         own = list(attributes.pop("params", ()))
-        self.groups = {_flag(item).name: _heading(item) for item in session.fields}
-        super().__init__(params=[*own, *(_flag(item) for item in session.fields)], **attributes)
+        flags = {item.name: _flag(item) for item in session.fields}
+        self.groups = {flags[item.name].name: _heading(item) for item in session.fields}
+        super().__init__(params=[*own, *flags.values()], **attributes)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The help, group by group in the order of the fields; a plugin's options under its name."""
