@@ -264,8 +264,8 @@ def order_plugins(infos: Mapping[str, PluginInfo | None]) -> tuple[list[str], li
     reported.
     """
     graph = {
-        name: {other for other in (info.after if info else ()) if other in infos} - {CORE}
-        for name, info in infos.items()
+        name: sorted({other for other in (info.after if info else ()) if other in infos} - {CORE})
+        for name, info in sorted(infos.items())
         if name != CORE
     }
     problems: list[Problem] = []
@@ -275,15 +275,16 @@ def order_plugins(infos: Mapping[str, PluginInfo | None]) -> tuple[list[str], li
             sorter.prepare()
             break
         except CycleError as error:
-            cycle: list[str] = error.args[1]
+            circle: list[str] = error.args[1][:0:-1]
+            first = min(circle)
+            turned = circle[circle.index(first) :] + circle[: circle.index(first)]
             problems.append(
                 Problem(
-                    f"Plugins ask to come after one another in a circle: {' after '.join(reversed(cycle))}.",
-                    f"Leave one out: --plugin-block {min(cycle)}.",
+                    f"Plugins ask to come after one another in a circle: {' after '.join([*turned, first])}.",
+                    f"Leave one out: --plugin-block {first}.",
                 )
             )
-            first = min(cycle)
-            graph[first] -= set(cycle)
+            graph[first] = [other for other in graph[first] if other not in circle]
     order = [CORE] if CORE in infos else []
     while sorter.is_active():
         ready = sorted(sorter.get_ready())
