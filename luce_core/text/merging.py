@@ -26,6 +26,8 @@ def _byte_characters() -> dict[int, str]:
 BYTE_CHARACTERS = _byte_characters()
 _CHARACTER_BYTES = {character: byte for byte, character in BYTE_CHARACTERS.items()}
 _UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # the bytes that occur in valid UTF-8
+# Control characters, and what only unassigned characters begin with: many a training text had none of them.
+RARE_BYTES = frozenset({*range(0x20), 0x7F, 0xF1, 0xF2}) - {*b"\t\n\r"}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 

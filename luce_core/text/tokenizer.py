@@ -17,6 +17,7 @@ import attrs
 
 from luce_core.errors import RequestError
 from luce_core.text.merging import (
+    RARE_BYTES,
     adds_bos,
     build_merger,
     choose_pre_tokenizer,
@@ -66,10 +67,10 @@ class Tokenizer:
         self._literal_ids = {self._literal_text(t): t for t in sorted(vocabulary.literals, reverse=True)}
         self._structural_ids = {tokens[token]: token for token in structural if tokens[token]}
         self._missing = missing_bytes(vocabulary, structural)
-        if self._missing and self.notice is None:
+        if self.notice is None and (lacking := [byte for byte in self._missing if byte not in RARE_BYTES]):
             self.notice = (
-                f"The vocabulary has no token for {len(self._missing)} of the bytes text is made of (first "
-                f"0x{self._missing[0]:02X}); characters that need one are read as U+FFFD."
+                f"The vocabulary has no token for {len(lacking)} of the bytes text is made of (first "
+                f"0x{lacking[0]:02X}); characters that need one are read as U+FFFD."
             )
         self._literal_pattern = _any_of(self._literal_ids)
         self._structural_pattern = _any_of(self._structural_ids)
