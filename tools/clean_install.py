@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CORE_TESTS = ["pytest>=8.3", "hypothesis>=6.112", "httpx>=0.27"]
+CORE_TESTS = ["luce-core[test]"]
 SUITES = {"full": [], "quick": ["-m", "not slow and not model"], "none": None}
 URL = re.compile(r"at (http://\S+/v1)")
 START_S = 120

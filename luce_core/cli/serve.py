@@ -107,7 +107,7 @@ def _answer(listener: socket.socket, running: Running, options: Options) -> None
     core = options.core
     config = uvicorn.Config(
         build_app(running.service, core.api_key),
-        log_level=core.log_level,
+        log_level="warning" if core.log_level == "info" else core.log_level,  # our rows say it better
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=max(1, round(core.drain)),

@@ -73,6 +73,7 @@ def test_banner_answer_row_and_a_clean_end(served):
     banner = "\n".join(server.lines)
     for word in ("toy.gguf", "on cpu", "context 256", "luce-toy 1.0", "same bits", "weights", "total"):
         assert word in banner
+    assert "uvicorn" not in banner
     assert "\x1b" not in banner  # nobody watches: no colours, no moving lines
     answer = chat(url)
     assert answer.status_code == 200, answer.text
