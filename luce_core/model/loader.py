@@ -14,6 +14,7 @@ from luce_core.model.backend import Built, NetworkBackend
 from luce_core.model.state import ModelState
 from luce_core.model.weights import FileWeights, Progress
 from luce_core.ops import Layer, OpsNamespace, Recorder, build_ops, compile_program, rewrite
+from luce_core.ops.pack import dequantizer
 
 Build = Callable[[ModelSpec, Weights, Ops], Network]
 Rewrite = Callable[[Program, OpsNamespace], Program]
@@ -49,7 +50,7 @@ class Loader:
         if layer:
             layers.append(dict(layer))
         rewrites = tuple(found for found in (one.pop(REWRITE, None) for one in layers) if found is not None)
-        ops = build_ops(*layers)
+        ops = build_ops({"dequantize": dequantizer(self._formats)}, *layers)
         with GgufFile.open(plan.path, self._formats) as file:
             spec = plan.spec if plan.spec.identity else evolve(plan.spec, identity=file.identity())
             tokenizer = None if self._tokenizer_of is None else self._tokenizer_of(file.header)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from luce_core.contracts import CacheOptions, Field, Group, Pages, StateLayout
+from luce_core.contracts import Field, Group, Pages, StateLayout
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import GgufHeader, StringArray
 from luce_core.gguf.complaint import RECONVERT, bad, quote
@@ -198,8 +198,3 @@ def weight_totals(header: GgufHeader, names: Iterable[str] | None = None) -> Wei
     tied = "output.weight" not in header.tensors
     table = 0 if tied else header.tensor("token_embd.weight").num_bytes
     return WeightTotals(sum(tensor.num_weights for tensor in tensors), total, total - table)
-
-
-def context_of(params: DecoderParams, options: CacheOptions) -> int:
-    """Tokens per sequence the user asked for, else what the model was trained for."""
-    return options.context or params.context

@@ -80,8 +80,7 @@ class FileWeights:
         """A small tensor as f32 on the device."""
         found = self._first((name,))
         if found not in self._vecs:
-            numbers = np.array(self._file.dequantize(found), dtype=np.float32)
-            self._vecs[found] = torch.from_numpy(numbers).to(self._device)
+            self._vecs[found] = torch.from_numpy(self._file.dequantize(found)).to(self._device)
         return self._vecs[found]
 
     def norm(self, name: str, eps: float) -> Norm:

@@ -122,13 +122,10 @@ def masked_attention(
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     highest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
-    sinks = None if spec.sinks is None else spec.sinks.view(kv_heads, -1, 1, 1)
-    if sinks is not None:
-        highest = torch.maximum(highest, sinks)
     weight = torch.exp(scores - highest)
     total = weight.sum(-1, keepdim=True)
-    if sinks is not None:
-        total = total + torch.exp(sinks - highest)
+    if spec.sinks is not None:  # where this overflows, the right answer is 0, and x / inf is
+        total = total + torch.exp(spec.sinks.view(kv_heads, -1, 1, 1) - highest)
     weight = weight / total.clamp(min=torch.finfo(torch.float32).tiny)
     y = torch.bmm(weight.view(kv_heads, -1, v.shape[0]), v.permute(1, 0, 2))
     return y.view(kv_heads, -1, rows, v.shape[2]).permute(2, 0, 1, 3).reshape(rows, heads, -1)

@@ -25,7 +25,7 @@ FINE_OPS = frozenset(
         *("pool_softmax", "sinkhorn", "mean", "expand", "gather", "table_rows"),
     }
 )
-WEIGHT_OPS = frozenset({"pack_linear", "pack_group"})
+WEIGHT_OPS = frozenset({"dequantize", "pack_linear", "pack_group"})
 STATE_OPS = frozenset({"commit_pages", "commit_slot", "write_log", "shift"})
 ENGINE_OPS = frozenset(
     {

@@ -9,21 +9,31 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from luce_core.contracts import Linear, RawLinear
-from luce_core.gguf import FORMATS
-from luce_core.ops.namespace import Layer
+from luce_core.gguf import FORMATS, FormatRegistry
+from luce_core.ops.namespace import Implementation, Layer
+
+
+def dequantizer(formats: FormatRegistry) -> Implementation:
+    """The op "dequantize" over these formats: (name, u8[..., row_bytes]) -> new f32[..., row], both numpy.
+
+    The loader lays one over the reference that knows the formats of installed plugins too.
+    """
+
+    def dequantize(ops: Any, name: str, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        return formats.by_name(name).dequantize(data)
+
+    return dequantize
 
 
 def pack_linear(ops: Any, raw: RawLinear) -> Tensor:
-    """-> f32[out, in], a copy of its own on `raw.device`."""
-    weights = FORMATS.by_name(raw.format).dequantize(raw.data)
-    if not weights.flags.writeable or weights.base is not None:  # a view of the mapped file
-        weights = np.array(weights)
-    return torch.from_numpy(weights).to(raw.device)
+    """-> f32[out, in] on `raw.device`."""
+    return torch.from_numpy(ops.dequantize(raw.format, raw.data)).to(raw.device)
 
 
 def pack_group(ops: Any, members: tuple[Linear, ...]) -> None:
@@ -45,6 +55,7 @@ def table_rows(ops: Any, table: Linear, ids: Tensor) -> Tensor:
 
 
 OPS: Layer = {
+    "dequantize": dequantizer(FORMATS),
     "pack_linear": pack_linear,
     "pack_group": pack_group,
     "linear": linear,

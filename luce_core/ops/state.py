@@ -130,7 +130,7 @@ def _held_windows(b: ForwardBatch, before: int) -> Tensor:
     for _ in range(before + 1):
         window.append(torch.where(above > 0, seq * before + before - above, states + row))
         parent = b.parent.long()[row]
-        above = torch.where((above > 0) | (parent < 0), above + 1, above)
+        above = above + (parent < 0)
         row = torch.where(parent < 0, row, start + parent)
     return torch.stack(window[::-1], dim=1)
 

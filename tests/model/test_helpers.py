@@ -11,13 +11,11 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from luce_core.contracts import CacheOptions
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import read_header
 from luce_core.model.helpers import rope_spec
 from luce_core.model.metadata import (
     RopeParams,
-    context_of,
     full_attention_layout,
     read_decoder,
     read_rope,
@@ -174,12 +172,6 @@ def test_weight_totals_of_tied_and_untied_models(tmp_path):
     tensors = {"x.weight": np.zeros((4, 4), np.float32)}
     some = weight_totals(header_of(tmp_path, tensors=tensors), ["x.weight"])
     assert some.parameters == 16
-
-
-def test_the_context_is_what_the_user_asked_for(tmp_path):
-    params = read_decoder(header_of(tmp_path))
-    assert context_of(params, CacheOptions(0)) == 2048
-    assert context_of(params, CacheOptions(100)) == 100
 
 
 def test_reading_metadata_imports_no_torch():

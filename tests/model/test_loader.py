@@ -12,7 +12,7 @@ import torch
 
 from luce_core.contracts import Commit, ModelSpec, SeqTable, Tap
 from luce_core.errors import EngineError, ModelFormatError, PluginError, UsageError
-from luce_core.gguf import GgufFile
+from luce_core.gguf import BlockFormat, FormatRegistry, GgufFile
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.model.loader import Loader
 
@@ -104,6 +104,22 @@ def test_rewrites_follow_each_other_in_the_order_of_their_layers(loader, plan, w
     }
     loader(layers).load(plan(write(), op_layers=("b", "a")))
     assert order == ["b", "a", "b", "a"]
+
+
+def test_a_plugins_block_format_is_read_by_the_reference(loader, plan, write):
+    """Negated floats, as a format of its own: only the loader's registry knows it."""
+    formats = FormatRegistry()
+    formats.register(BlockFormat("NEG32", 177, 1, 4, lambda blocks: -blocks.copy().view("<f4")))
+    path = write()
+    straight = loader().load(plan(path)).backend._running().network.out.packed
+    data = bytearray(path.read_bytes())
+    at = data.index(b"out.weight", data.index(b"norm.weight")) + len(b"out.weight") + 4 + 2 * 8
+    assert data[at : at + 4] == bytes(4)  # type F32
+    data[at : at + 4] = (177).to_bytes(4, "little")
+    path.write_bytes(data)
+    negated = loader(formats=formats).load(plan(path)).backend._running().network.out
+    assert negated.format == "NEG32"
+    assert torch.equal(negated.packed, -straight)
 
 
 def test_progress_and_tokenizer_are_the_callers(loader, plan, write):

@@ -118,6 +118,13 @@ def test_a_commit_folds_only_sequences_that_accepted_something():
     assert slot.state[:, :, 0].tolist() == [[0, 1], [0, 0], [0, 0]]
 
 
+def test_a_padding_sequence_does_not_undo_the_commit_of_the_slot_it_names():
+    slot = SlotState("conv", torch.zeros(1, 2, 1), {"row": torch.ones(1, 4, 1)}, "shift")
+    b = make_batch("held", [RowSet(0, 0, [0], {}), RowSet(0, 0, [0], {}, parents=[-2])])
+    OPS.commit_slot(b, commit_of([[0], []]), slot)
+    assert slot.state[0, :, 0].tolist() == [0, 1]
+
+
 def test_a_fold_can_be_an_op_of_a_layer():
     def total(ops, state, log, count):
         steps = torch.arange(log["x"].shape[1]) < count[:, None]

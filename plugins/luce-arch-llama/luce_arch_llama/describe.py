@@ -13,7 +13,6 @@ from luce_core.gguf import GgufHeader
 from luce_core.model.metadata import (
     DecoderParams,
     bad_key,
-    context_of,
     full_attention_layout,
     read_decoder,
     special_tokens,
@@ -47,7 +46,7 @@ def describe(header: GgufHeader, cache: CacheOptions) -> ModelSpec:
         parameters=totals.parameters,
         weight_bytes=totals.weight_bytes,
         active_bytes=totals.active_bytes,
-        details={"decoder": params, "pairs": PAIRS[header.arch], "context": context_of(params, cache)},
+        details={"decoder": params, "pairs": PAIRS[header.arch]},
     )
 
 
