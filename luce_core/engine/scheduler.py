@@ -74,15 +74,11 @@ class FairScheduler:
         step.spread_nodes()
         if not step.rows and not step.preempted and step.refused:
             step.preempt_youngest()
-        phases = step.views.items()
-        return (
-            [
-                Work(seq, "held" if decoding(view) else "prefill", step.rows[seq])
-                for seq, view in phases
-                if seq in step.rows
-            ],
-            step.preempted,
-        )
+        work = [
+            Work(seq, "held" if decoding(step.views[seq]) else "prefill", rows)
+            for seq, rows in step.rows.items()
+        ]
+        return work, step.preempted
 
 
 class _Step:
@@ -124,12 +120,12 @@ class _Step:
 
     def prompts(self, waiting: Sequence[SeqView], max_sequences: int) -> None:
         """Chunks in order of arrival. Once a sequence finds no room, nobody behind it is admitted."""
-        fresh = {view.seq for view in waiting}
         unfinished = [v for v in self.running if not decoding(v) and v.seq not in self.preempted]
-        queue = sorted([*unfinished, *waiting], key=rank)
-        queue = [view for view in queue if view.length < view.barrier]
+        queue = [view for view in (*unfinished, *waiting) if view.length < view.barrier]
         if not queue:
             return
+        queue.sort(key=rank)
+        fresh = {view.seq for view in waiting}
         kept_for_nodes = min(self.left // 2, self._node_wishes())
         short = self._short(queue, (self.left - kept_for_nodes) // SHORT_SHARE)
         reserved = sum(short.values())
