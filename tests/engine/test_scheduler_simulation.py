@@ -12,7 +12,7 @@ from luce_core.contracts import SeqId, SeqView, Work
 from luce_core.engine.scheduler import FairScheduler, rank
 from luce_core.testing.schedulers import NO_BARRIER, SchedulerContract, SimulatedEngine
 
-SEEDS = range(120)
+SEEDS = range(80)
 
 
 class TestContract(SchedulerContract):
