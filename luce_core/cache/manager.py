@@ -218,7 +218,10 @@ class PagedBlockManager:
         self._cache.trim()
 
     def advance(self, seq: SeqId, keys: Sequence[int]) -> None:
-        """`keys` are committed; entries at index >= length are garbage."""
+        """`keys` are committed; entries at index >= length are garbage.
+
+        Blocks that left their window are free at once: devices run steps in the order they were submitted.
+        """
         state = self._seqs[seq]
         length = state.length + len(keys)
         if length > state.capacity:
