@@ -121,6 +121,8 @@ def test_rope_sections_give_each_frequency_its_axis():
     # Qwen3.5, sections 11, 11, 10: height where j % 3 == 1 and j < 33, width where j % 3 == 2 and j < 30.
     want = [1 if j % 3 == 1 and j < 33 else 2 if j % 3 == 2 and j < 30 else 0 for j in range(32)]
     assert section_axes((11, 11, 10, 0), True).tolist() == want
+    # What the short axes leave over goes to the first.
+    assert section_axes((4, 2, 2), True).tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
 
 
 def test_rope_reads_the_position_of_its_axis():
