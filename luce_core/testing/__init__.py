@@ -1,0 +1,17 @@
+"""The contract kit: what plugins are tested with, in this repository and outside it.
+
+    contract          the base: contracts that cannot be silently weakened
+    plugin            PluginContract      every plugin
+    arch              ArchContract        model architectures
+    op_layer          OpLayerContract     hardware backends and other op layers
+    schedulers        SchedulerContract   schedulers
+    drafter_contract  DrafterContract     drafters
+    toy               a whole architecture with an exact oracle (ToyLaw): the toy backend
+    drafters          ScriptedDrafter, a drafter that proposes what the test says
+    gguf_factory      write_gguf, split_gguf: tiny model files; toy_vocab: vocabularies for them
+    rig               ModelRig, one model driven by hand
+    pipeline          make_pipeline and EngineRig, whole pipelines over named modules of hooks
+    server            serving, a real HTTP server over a pipeline
+
+Import from the module that holds a name; importing this package imports nothing else.
+"""
