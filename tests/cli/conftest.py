@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from importlib_metadata import Distribution
 
 import luce_core
 from luce_core.cli import main
@@ -75,6 +76,8 @@ def installed(tmp_path, monkeypatch):
     """No plugins; `add` and `write` install some."""
     made = Installed(tmp_path / "site")
     monkeypatch.syspath_prepend(str(made.folder))
+    everything = Distribution.discover
+    monkeypatch.setattr(Distribution, "discover", lambda: everything(path=[str(made.folder)]))
     return made
 
 
@@ -102,8 +105,11 @@ def luce(environment, tmp_path):
 
     def call(*argv: object, env: Mapping[str, str] | None = None) -> Result:
         out, err = io.StringIO(), io.StringIO()
+        seen = {**environment(), **(env or {})}
+        if "LUCE_PLUGIN_ALLOW" not in (env or {}):
+            del seen["LUCE_PLUGIN_ALLOW"]  # in this process discovery itself sees the test's folder only
         with redirect_stdout(out), redirect_stderr(err):
-            status = main.run([str(word) for word in argv], {**environment(), **(env or {})}, tmp_path)
+            status = main.run([str(word) for word in argv], seen, tmp_path)
         return Result(status, out.getvalue(), err.getvalue())
 
     return call
