@@ -109,7 +109,7 @@ def _torch(session: Session) -> Iterator[Finding]:
 
 
 def _options(session: Session) -> Iterator[Finding]:
-    options = session.options({})
+    options = session.given
     files = ", ".join(str(path) for path in session.files)
     yield Finding("ok", "options", f"config files: {files or 'none'}")
     yield _port(options)
@@ -166,7 +166,10 @@ def _memory(session: Session) -> Iterator[Finding]:
 
 
 def _models(session: Session) -> Iterator[Finding]:
-    folder = cache_folder(session.env)
+    try:
+        folder = session.store(session.given).root
+    except LuceError:  # said by the check of the options
+        folder = cache_folder(session.env)
     place = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(place).free
     if not os.access(place, os.W_OK):

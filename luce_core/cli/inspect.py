@@ -36,7 +36,7 @@ def make(session: Session) -> click.Command:
         from luce_core.gguf import read_header, summarize
         from luce_core.plan import block_formats
 
-        path = session.model_path(session.options({}), file)
+        path = session.model_path(session.given, file)
         header = read_header(path, block_formats(session.registry))
         if template:
             say(header.str(TEMPLATE_KEY))

@@ -21,7 +21,7 @@ def make(session: Session) -> click.Command:
     @click.option("--verify", is_flag=True, help="Read a model that is here again and check its checksum.")
     @click.option("--remove", is_flag=True, help="Delete the named models instead.")
     def pull_models(names: tuple[str, ...], verify: bool, remove: bool) -> None:
-        store = session.store(session.options({}))
+        store = session.store(session.given)
         if not names:
             _list(session, store)
         for entry in [session.catalog.get(name) for name in names]:

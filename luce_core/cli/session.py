@@ -71,6 +71,11 @@ class Session:
         return options
 
     @cached_property
+    def given(self) -> Options:
+        """The options of commands that take no flags for them: environment, files, defaults."""
+        return self.options({})
+
+    @cached_property
     def catalog(self) -> Catalog:
         """Models that can be named; a name two plugins claim is an error only when it is used."""
         names = self.registry.names("model")

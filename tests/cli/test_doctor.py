@@ -3,6 +3,9 @@ import socket
 
 import pytest
 
+from luce_core.cli.doctor import examine
+from luce_core.cli.session import Session
+
 
 def findings(luce, **options):
     shown = luce("doctor", "--json", **options)
@@ -82,3 +85,11 @@ def test_missing_tools_are_noted_with_their_fix(luce, toy, monkeypatch, missing)
     [row] = of(rows, "compiler" if missing == "cc" else "pip")
     assert row["level"] == "note"
     assert row["fix"]
+
+
+def test_the_cache_folder_of_the_config_file_is_the_one_examined(toy, environment, tmp_path):
+    (tmp_path / "luce.toml").write_text(f"cache = '{tmp_path / 'elsewhere'}'\nport = 0\n")
+    env = {name: value for name, value in environment().items() if not name.startswith("LUCE_")}
+    found = [finding.text for finding in examine(Session((), env, tmp_path)) if finding.subject == "models"]
+    assert len(found) == 1
+    assert found[0].endswith(str(tmp_path / "elsewhere"))
