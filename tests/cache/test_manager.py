@@ -239,6 +239,8 @@ def test_what_a_drafter_lacked_is_not_handed_on_as_if_it_were_there() -> None:
     w.close(lacking)
     seq = w.open([*A[:10], *B[:10], 1])
     assert w.manager.usable_from(seq) == {"d": 12}
+    within = w.open([*A[:10], B[0], 1])
+    assert w.manager.usable_from(within) == {"d": 11}
     w.verify_all()
 
 
