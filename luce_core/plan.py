@@ -61,10 +61,13 @@ def make_plan(
     device = choose_device(fields, devices)
     model = describe_model(fields, header)
     if device is None or model is None:
+        check_parts(fields, None)
+        check_layers(fields, device)
         raise PlanError([problem for problem in fields.problems if problem.fatal])
     draft = Draft(fields, tuple(devices), device, model)
     draft.ask_patches()
-    draft.device = choose_device(fields, devices) or device
+    if fields.values["device"] != draft.device.id:
+        draft.device = choose_device(fields, devices) or device
     check_parts(fields, draft.capabilities())
     check_layers(fields, draft.device)
     draft.divide_memory()
@@ -82,7 +85,10 @@ def make_plan(
 
 
 def choose_device(fields: Fields, devices: Sequence[DeviceInfo]) -> DeviceInfo | None:
-    """The device the field names, or the best of those it allows; None after reporting why there is none."""
+    """The device the field names, or the best of those it allows.
+
+    A device that is not there is reported, and the best one stands in for it so that the rest can be checked.
+    """
     wanted = str(fields.values["device"])
     ranked = sorted(devices, key=lambda item: (-item.rank, item.id))
     allowed = [item for item in ranked if wanted in ("auto", item.id, item.id.partition(":")[0])]
@@ -95,6 +101,8 @@ def choose_device(fields: Fields, devices: Sequence[DeviceInfo]) -> DeviceInfo |
             f"Device {wanted!r} is not there. {fields.registry.missing_for(f'device.{wanted}')}",
             f"Choose one of {everything}, or --device auto.",
         )
+        fields.refine("device", ranked[0].id, f"stands in for {wanted}")
+        return ranked[0]
     else:
         missing = fields.registry.missing_for("device.cpu" if wanted == "auto" else f"device.{wanted}")
         fields.problem(f"No device was found. {missing}", "Install the plugin of this machine's hardware.")
@@ -140,8 +148,11 @@ def describe_model(fields: Fields, header: GgufHeader) -> Described | None:
     return model
 
 
-def check_parts(fields: Fields, capabilities: frozenset[str]) -> None:
-    """Every named part exists and gets what it needs. One that nobody asked for by name steps aside."""
+def check_parts(fields: Fields, capabilities: frozenset[str] | None) -> None:
+    """Every named part exists and gets what it needs. One that nobody asked for by name steps aside.
+
+    capabilities: what the plan offers; None as long as nobody knows.
+    """
     for kind in PART_KINDS:
         field = f"parts.{kind}"
         kept = tuple(part for part in fields.values[field] if _part_fits(fields, kind, part, capabilities))
@@ -150,7 +161,7 @@ def check_parts(fields: Fields, capabilities: frozenset[str]) -> None:
         fields.values[field] = kept
 
 
-def _part_fits(fields: Fields, kind: str, part: str, capabilities: frozenset[str]) -> bool:
+def _part_fits(fields: Fields, kind: str, part: str, capabilities: frozenset[str] | None) -> bool:
     field = f"parts.{kind}"
     fatal = fields.by_user(field) or kind in REQUIRED_KINDS
     try:
@@ -159,8 +170,8 @@ def _part_fits(fields: Fields, kind: str, part: str, capabilities: frozenset[str
         asked = f"{fields.origin[field].by} asks for the {kind} {part!r}. {error}"
         fields.problem(asked, f"Or name another{fields.setter(field)}.", fatal=fatal)
         return False
-    missing = sorted(found.value.needs - capabilities)
-    if missing:
+    missing = [] if capabilities is None else sorted(found.value.needs - capabilities)
+    if missing and capabilities is not None:
         fields.problem(
             f"{kind.capitalize()} {part!r} of {fields.registry.title(found.plugin)} needs "
             f"{choices(missing)}; this plan offers {choices(capabilities)}.",
@@ -170,8 +181,8 @@ def _part_fits(fields: Fields, kind: str, part: str, capabilities: frozenset[str
     return not missing
 
 
-def check_layers(fields: Fields, device: DeviceInfo) -> None:
-    """Every op layer exists, runs on the device, and keeps what `--deterministic` promises."""
+def check_layers(fields: Fields, device: DeviceInfo | None) -> None:
+    """Every op layer exists, runs on the device (if any), and keeps what `--deterministic` promises."""
     field, registry = "execution.op_layers", fields.registry
     another = "Choose another with --op-layer, or 'none' for the reference ops."
     for name in fields.values[field]:
@@ -181,8 +192,8 @@ def check_layers(fields: Fields, device: DeviceInfo) -> None:
             fields.problem(f"{fields.origin[field].by} asks for the op layer {name!r}. {error}", another)
             continue
         who = f"Op layer {name!r} of {registry.title(layer.plugin)}"
-        missing = sorted(layer.value.features - device.features)
-        if missing:
+        missing = sorted(layer.value.features - device.features) if device else []
+        if device and missing:
             has = choices(device.features)
             fields.problem(f"{who} needs {choices(missing)}; device {device.id!r} has {has}.", another)
         varying = sorted(impl.op for impl in layer.value.ops if not impl.row_invariant)

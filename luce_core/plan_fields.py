@@ -158,4 +158,6 @@ def words(value: Any) -> str:
     """A value of the plan in a sentence."""
     if isinstance(value, tuple):
         return ", ".join(str(item) for item in value) or "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return str(value)

@@ -74,12 +74,12 @@ def _memory_table(plan: BackendPlan) -> Table:
 
 
 def roofline_lines(plan: BackendPlan) -> list[str]:
-    """What memory bandwidth allows at most, with every figure it follows from."""
+    """The roofline, with every figure it follows from."""
     lines = []
     for depth in (0, plan.number("context")):
         line = roofline(plan, depth)
         lines.append(
-            f"At most {line.tokens_s:,.0f} tokens/s for one sequence {depth:,} tokens deep: "
+            f"Memory bandwidth allows {line.tokens_s:,.0f} tokens/s for one sequence {depth:,} tokens deep: "
             f"{show_size(line.weight_bytes)} of weights and {show_size(line.state_bytes)} of state per token "
             f"at {line.bandwidth_bytes_s / 1e9:,.1f} GB/s of {line.device} ({line.provenance})."
         )

@@ -108,6 +108,18 @@ def test_no_device_at_all_says_what_to_install(plan):
     assert "pip install luce-backend-cpu" in problem.message
 
 
+def test_what_else_is_wrong_is_said_beside_a_missing_device_or_architecture(plan, model):
+    problems = fails(plan, device="cuda", scheduler="rude", ctx_size=10**8)
+    text = "\n".join(problem.message for problem in problems)
+    for part in ("Device 'cuda'", "'rude'", "100000000 tokens is short"):
+        assert part in text
+    registry = from_modules([])
+    options = load_options(registry, {"scheduler": "rude", "op_layer": ("ghost",)}, {}, [])
+    text = "\n".join(problem.message for problem in fails(make_plan, options, model(), registry, []))
+    for part in ("No device", "architecture 'glim'", "'rude'", "'ghost'"):
+        assert part in text
+
+
 def test_devices_are_asked_for_when_none_are_given(arch, model):
     registry = from_modules([arch(), make_plugin("hw", luce_register_devices=[CPU])])
     assert make_plan(load_options(registry, {}, {}, []), model(), registry).devices == (CPU,)
