@@ -145,9 +145,20 @@ def test_a_sequence_that_waits_for_the_host_holds_up_nobody() -> None:
     assert plan([seq(1, 0, 9, barrier=0), seq(2, 0, 9)], [])[0] == {2: ("prefill", 9)}
 
 
+def test_many_that_wait_for_the_host_do_not_hide_one_that_can_run() -> None:
+    stuck = [seq(n, 0, 9, barrier=0) for n in range(200)]
+    assert plan([*stuck, seq(300, 0, 9)], [])[0] == {300: ("prefill", 9)}
+
+
 def test_nodes_get_everything_when_no_prompt_waits() -> None:
     work, _ = plan([], [seq(1, 5, 5, nodes=4), seq(2, 5, 5, nodes=100)], budget=16)
     assert work == {1: ("held", 5), 2: ("held", 11)}
+
+
+def test_nodes_are_shared_evenly_and_small_wishes_leave_the_rest() -> None:
+    running = [seq(1, 5, 5, nodes=100), seq(2, 5, 5, nodes=100), seq(3, 5, 5, nodes=1)]
+    work, _ = plan([], running, budget=16)
+    assert work == {1: ("held", 7), 2: ("held", 7), 3: ("held", 2)}
 
 
 def test_nodes_get_at_most_half_while_prompts_wait() -> None:
