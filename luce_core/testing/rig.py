@@ -82,7 +82,7 @@ class ModelRig:
         self.backend = self.model.backend
         self.store = TorchStateStore(self.sizes, [self.model.state])
         self.blocks = PagedBlockManager(
-            self.store, {MODEL: self.spec.layout}, identity=self.spec.identity, cache_bytes=1 << 24
+            self.store, {MODEL: self.spec.layout}, identity=self.backend.spec.identity, cache_bytes=1 << 24
         )
 
     def _load(self, overlay: Mapping[str, Callable[..., Any]] | None) -> Model:
