@@ -20,10 +20,10 @@ def texts(tree):
     """Every path of a tree as a token string: what it really says."""
     found = set()
     for node in range(len(tree)):
-        path = []
-        while node >= 0:
-            path.append(tree.tokens[node])
-            node = tree.parents[node]
+        path, at = [], node
+        while at >= 0:
+            path.append(tree.tokens[at])
+            at = tree.parents[at]
         found.add(tuple(reversed(path)))
     return found
 

@@ -1,13 +1,14 @@
 """Each rule of each contract catches a plugin that breaks it, and the unbroken plugin passes them all."""
 
+from importlib import import_module
 from textwrap import dedent
 
 import pytest
 
 # Imported here so that the runs inside these tests share one copy of them.
-from luce_core.testing import arch as arch_contract  # noqa: F401
-from luce_core.testing import drafter_contract, plugin  # noqa: F401
-from luce_core.testing.toy import describe, hooks, network  # noqa: F401
+KIT = ("arch", "drafter_contract", "op_layer", "plugin", "toy.describe", "toy.hooks", "toy.network")
+for part in KIT:
+    import_module(f"luce_core.testing.{part}")
 
 HOOKS = """
 from luce_core.contracts import *
@@ -377,8 +378,9 @@ def luce_plugin_info():
 
 @hookimpl
 def luce_register_ops():
-    ops = [OpImpl(op, f"broken_net:{fn}", row_invariant=True) for op, fn in (("toy.fold", "fold"), ("append",) * 2)]
-    return [OpLayer("broken", tuple(ops), Equivalence.EQUAL, frozenset({"cpu"}))]
+    pairs = (("toy.fold", "fold"), ("append", "append"))
+    ops = tuple(OpImpl(op, f"broken_net:{fn}", row_invariant=True) for op, fn in pairs)
+    return [OpLayer("broken", ops, Equivalence.EQUAL, frozenset({"cpu"}))]
 """
 
 OPS_NET = """
