@@ -8,6 +8,7 @@
 #define LUCE_ATTENTION_H
 
 #include "batch.h"
+#include "lanes.h"
 #include "team.h"
 
 #define SPLIT 256       /* places one work item of a single row walks: a few microseconds */
@@ -152,55 +153,89 @@ static int turn_and_append(const luce_batch *b, const luce_attention *a, int32_t
 
 /* --- one row */
 
-INLINE void row_scores(int format, const luce_attention *a, const float *query, int64_t entry, int32_t kv, int32_t at,
-                       float *score /* [group][CHUNK] */) {
-    const int32_t dim = a->head_dim, group = a->heads / a->kv_heads;
-    const int64_t from = (entry * a->kv_heads + kv) * dim;
-    for (int32_t g0 = 0; g0 < group; g0 += 4) {
-        const int32_t more = imin(4, group - g0);
-        v16f sum[4] = {};
-        for (int32_t i = 0; i < dim; i += LANES) {
-            const v16f key = cache16(format, a->k_pages, from + i, dim - i);
-            for (int32_t g = 0; g < more; g++) {
-                const float *part = query + (g0 + g) * dim + i;
-                sum[g] += key * (dim - i >= LANES ? load16(part) : load_part(part, dim - i));
-            }
+INLINE void prefetch_entry(int format, const void *pages, int64_t at, int32_t dim) {
+    const int32_t size = format == F_F32 ? 4 : 2;
+    const char *p = (const char *)pages + at * size;
+    for (int32_t i = 0; i < dim * size; i += 64) __builtin_prefetch(p + i, 0, 3);
+}
+
+/* score[g][e] = query[g] · key of entry[e], for G heads of one KV head */
+INLINE void score_heads(const int G, const int format, const luce_attention *a, const float *query, const int64_t *entry,
+                        int32_t count, int32_t left, int32_t kv, float *score /* [G][CHUNK] */) {
+    const int32_t dim = a->head_dim, whole = dim / LANES * LANES;
+    for (int32_t e = 0; e < count; e += 4) {
+        for (int32_t j = e; j < e + 4; j++) {    /* heads lie apart: the processor would not guess the next lines */
+            prefetch_entry(format, a->k_pages, (entry[imin(j + 16, left - 1)] * a->kv_heads + kv) * dim, dim);
+            prefetch_entry(a->v_format, a->v_pages, (entry[imin(j, count - 1)] * a->kv_heads + kv) * a->value_dim, a->value_dim);
         }
-        for (int32_t g = 0; g < more; g++) score[(g0 + g) * CHUNK + at] = sum16(sum[g]);
+        v16f sum[4][4] = {};
+        int64_t from[4];
+        for (int j = 0; j < 4; j++) from[j] = (entry[imin(e + j, count - 1)] * a->kv_heads + kv) * dim;
+        for (int32_t i = 0; i < whole; i += LANES)
+            for (int j = 0; j < 4; j++) {
+                const v16f key = cache16(format, a->k_pages, from[j] + i, LANES);
+                for (int g = 0; g < G; g++) sum[g][j] += key * load16(query + g * dim + i);
+            }
+        for (int j = 0; j < 4 && whole < dim; j++) {
+            const v16f key = cache16(format, a->k_pages, from[j] + whole, dim - whole);
+            for (int g = 0; g < G; g++) sum[g][j] += key * load_part(query + g * dim + whole, dim - whole);
+        }
+        for (int g = 0; g < G; g++) {
+            const v4f four = sum16x4(sum[g]);
+            memcpy(score + g * CHUNK + e, &four, sizeof four);
+        }
     }
 }
 
-/* out[g][:] += weight[g][e] · value[e][:] for `count` entries */
-INLINE void row_values(int format, const luce_attention *a, const int64_t *entry, int32_t count, int32_t kv,
-                       const float *weight, float *out, int32_t stride) {
-    const int32_t dim = a->value_dim, group = a->heads / a->kv_heads;
-    for (int32_t g0 = 0; g0 < group; g0 += 4) {
-        const int32_t more = imin(4, group - g0);
-        for (int32_t i = 0; i < dim; i += LANES) {
-            v16f sum[4];
-            for (int32_t g = 0; g < more; g++) sum[g] = load16(out + (g0 + g) * stride + i);
+/* out[g][:] += Σ_e weight[g][e] · value of entry[e] */
+INLINE void add_values(const int G, const int format, const luce_attention *a, const float *weight, const int64_t *entry,
+                       int32_t count, int32_t kv, float *out, int32_t stride) {
+    const int32_t dim = a->value_dim;
+    for (int32_t i = 0; i < dim; i += LANES) {
+        v16f sum[4];
+        for (int g = 0; g < G; g++) sum[g] = load16(out + g * stride + i);
+        if (dim - i >= LANES) {
+            for (int32_t e = 0; e < count; e++) {
+                const v16f value = cache16(format, a->v_pages, (entry[e] * a->kv_heads + kv) * dim + i, LANES);
+                for (int g = 0; g < G; g++) sum[g] += splat(weight[g * CHUNK + e]) * value;
+            }
+        } else {
             for (int32_t e = 0; e < count; e++) {
                 const v16f value = cache16(format, a->v_pages, (entry[e] * a->kv_heads + kv) * dim + i, dim - i);
-                for (int32_t g = 0; g < more; g++) sum[g] += splat(weight[(g0 + g) * CHUNK + e]) * value;
+                for (int g = 0; g < G; g++) sum[g] += splat(weight[g * CHUNK + e]) * value;
             }
-            for (int32_t g = 0; g < more; g++) store16(out + (g0 + g) * stride + i, sum[g]);
         }
+        for (int g = 0; g < G; g++) store16(out + g * stride + i, sum[g]);
     }
 }
+
+/* CALL(G, format, ...) with both known at compile time */
+#define FOR_HEADS(CALL, more, ...)                   \
+    switch (more) {                                  \
+        case 1: CALL(1, __VA_ARGS__); break;         \
+        case 2: CALL(2, __VA_ARGS__); break;         \
+        case 3: CALL(3, __VA_ARGS__); break;         \
+        default: CALL(4, __VA_ARGS__);               \
+    }
+#define FOR_FORMAT(CALL, format, more, ...)                              \
+    switch (format) {                                                    \
+        case F_F32: FOR_HEADS(CALL, more, F_F32, __VA_ARGS__) break;     \
+        case F_F16: FOR_HEADS(CALL, more, F_F16, __VA_ARGS__) break;     \
+        default: FOR_HEADS(CALL, more, F_BF16, __VA_ARGS__)              \
+    }
 
 INLINE v16f cap_scores(const luce_attention *a, v16f s) {
     return a->softcap != 0.0f ? splat(a->softcap) * tanh16(s * splat(1.0f / a->softcap)) : s;
 }
 
 /* Softmax over CHUNK scores of one head, joined to what came before: returns the factor on the earlier sums. */
-INLINE float join_chunk(const luce_attention *a, float *score, int32_t count, float *top, float *total) {
+INLINE float join_chunk(float *score, int32_t count, float *top, float *total) {
     v16f s[CHUNK / LANES], best = splat(*top);
     for (int i = 0; i < CHUNK / LANES; i++) {
         for (int32_t e = imax(count, 16 * i); e < 16 * i + 16; e++) score[e] = -INFINITY;
         s[i] = load16(score + 16 * i);
         best = max16(best, s[i]);
     }
-    (void)a;
     const float highest = top16(best);
     v16f sum = {};
     for (int i = 0; i < CHUNK / LANES; i++) {
@@ -223,35 +258,31 @@ static void attend_row(const luce_batch *b, const luce_attention *a, const seq_v
     const float *q = query + ((int64_t)row * a->heads + kv * group) * a->head_dim;
     memset(out, 0, (size_t)(group * stride) * sizeof(float));
     for (int32_t g = 0; g < group; g++) top[g] = LOWEST, total[g] = 0;
-    for (int32_t p = places.begin; p < places.end;) {
-        int64_t entry[CHUNK];
-        int32_t count = 0;
-        for (; p < places.end && count < CHUNK; p++) {
-            const int32_t column = p / v->entries, offset = p % v->entries;
-            const int32_t token = v->first[column] + offset;
-            if (v->held && token >= v->length && !sees_token(b, a, v, row, token)) continue;
-            entry[count] = (int64_t)v->block[column] * v->entries + offset;
-            switch (a->k_format) {
-                case F_F32: row_scores(F_F32, a, q, entry[count], kv, count, score); break;
-                case F_F16: row_scores(F_F16, a, q, entry[count], kv, count, score); break;
-                default: row_scores(F_BF16, a, q, entry[count], kv, count, score);
-            }
-            count++;
-        }
-        if (!count) continue;
+    int64_t entry[SPLIT + 1];
+    int32_t all = 0, column = places.begin / v->entries, offset = places.begin % v->entries;
+    for (int32_t p = places.begin; p < places.end; p++) {
+        const int32_t token = v->first[column] + offset;
+        entry[all] = (int64_t)v->block[column] * v->entries + offset;
+        if (++offset == v->entries) offset = 0, column++;
+        all += !(v->held && token >= v->length && !sees_token(b, a, v, row, token));
+    }
+    for (int32_t from = 0; from < all; from += CHUNK) {
+        const int32_t count = imin(CHUNK, all - from);
+        for (int32_t g = 0; g < group; g += 4)
+            FOR_FORMAT(score_heads, a->k_format, group - g, a, q + g * a->head_dim, entry + from, count, all - from, kv,
+                       score + g * CHUNK)
         for (int32_t g = 0; g < group; g++) {
             float *s = score + g * CHUNK;
             if (a->softcap != 0.0f)
                 for (int i = 0; i < CHUNK; i += LANES) store16(s + i, cap_scores(a, load16(s + i)));
-            const float keep = join_chunk(a, s, count, top + g, total + g);
-            for (int32_t i = 0; i < stride; i += LANES)
-                store16(out + g * stride + i, load16(out + g * stride + i) * splat(keep));
+            const float keep = join_chunk(s, count, top + g, total + g);
+            if (keep != 1.0f)
+                for (int32_t i = 0; i < stride; i += LANES)
+                    store16(out + g * stride + i, load16(out + g * stride + i) * splat(keep));
         }
-        switch (a->v_format) {
-            case F_F32: row_values(F_F32, a, entry, count, kv, score, out, stride); break;
-            case F_F16: row_values(F_F16, a, entry, count, kv, score, out, stride); break;
-            default: row_values(F_BF16, a, entry, count, kv, score, out, stride);
-        }
+        for (int32_t g = 0; g < group; g += 4)
+            FOR_FORMAT(add_values, a->v_format, group - g, a, score + g * CHUNK, entry + from, count, kv, out + g * stride,
+                       stride)
     }
 }
 
@@ -336,21 +367,24 @@ static void attend_tile(const luce_batch *b, const luce_attention *a, const seq_
     for (int32_t p0 = places.begin; p0 < places.end; p0 += CHUNK) {
         const int32_t n = imin(CHUNK, places.end - p0);
         int32_t token[CHUNK];
+        int64_t entry[CHUNK];
         for (int32_t e = 0; e < n; e++) {
             const int32_t column = (p0 + e) / v->entries, offset = (p0 + e) % v->entries;
-            const int64_t at = ((int64_t)v->block[column] * v->entries + offset) * a->kv_heads + kv;
             token[e] = v->first[column] + offset;
-            for (int32_t i = 0; i < dim; i += LANES) {
-                const v16f key = cache16(a->k_format, a->k_pages, at * dim + i, dim - i);
-                for (int32_t j = 0; j < imin(LANES, dim - i); j++) keys[(i + j) * CHUNK + e] = key[j];
-            }
-            for (int32_t i = 0; i < a->value_dim; i += LANES)
-                store16(values + e * stride + i, cache16(a->v_format, a->v_pages, at * a->value_dim + i, a->value_dim - i));
-            if (v->held && token[e] >= v->length && b->parent[v->start + token[e] - v->length] == -2)
-                memset(values + e * stride, 0, (size_t)stride * sizeof(float));     /* padding: never written */
+            entry[e] = ((int64_t)v->block[column] * v->entries + offset) * a->kv_heads + kv;
+            const int padding = v->held && token[e] >= v->length && b->parent[v->start + token[e] - v->length] == -2;
+            for (int32_t i = 0; i < a->value_dim; i += LANES)       /* padding was never written: keep it out */
+                store16(values + e * stride + i,
+                        padding ? (v16f){} : cache16(a->v_format, a->v_pages, entry[e] * a->value_dim + i, a->value_dim - i));
         }
-        for (int32_t i = 0; i < dim && n < CHUNK; i++)      /* columns without an entry: keep them finite */
-            for (int32_t e = n; e < CHUNK; e++) keys[i * CHUNK + e] = 0;
+        for (int32_t e0 = 0; e0 < CHUNK; e0 += 16)
+            for (int32_t i = 0; i < dim; i += LANES) {
+                v16f part[16];
+                for (int32_t e = 0; e < 16; e++)
+                    part[e] = e0 + e < n ? cache16(a->k_format, a->k_pages, entry[e0 + e] * dim + i, dim - i) : (v16f){};
+                transpose16(part);
+                for (int32_t j = 0; j < imin(LANES, dim - i); j++) store16(keys + (i + j) * CHUNK + e0, part[j]);
+            }
         tile_multiply(q, dim, keys, CHUNK, dim, rows, score, CHUNK, 0);
         const int all = v->held ? token[n - 1] < v->length && (!a->window || token[0] > high - a->window)
                                 : token[n - 1] <= low && (!a->window || token[0] > high - a->window);
@@ -360,7 +394,7 @@ static void attend_tile(const luce_batch *b, const luce_attention *a, const seq_
                 for (int i = 0; i < CHUNK; i += LANES) store16(s + i, cap_scores(a, load16(s + i)));
             for (int32_t e = 0; e < n && !all; e++)
                 if (!sees_token(b, a, v, row0 + r / group, token[e])) s[e] = -INFINITY;
-            const float keep = join_chunk(a, s, n, top + r, total + r);
+            const float keep = join_chunk(s, n, top + r, total + r);
             if (keep != 1.0f)
                 for (int32_t i = 0; i < stride; i += LANES)
                     store16(out + (int64_t)r * stride + i, load16(out + (int64_t)r * stride + i) * splat(keep));

@@ -133,9 +133,27 @@ INLINE v16f max16(v16f a, v16f b) {
 }
 
 INLINE float top16(v16f v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float best = v[0];
     for (int i = 1; i < LANES; i++) best = v[i] > best ? v[i] : best;
     return best;
+#endif
+}
+
+INLINE v4f sum16x4(const v16f v[4]) { /* the sums of four vectors */
+#if defined(__AVX512F__)
+    const __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));    /* a b a b in each quarter */
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d even = _mm512_unpacklo_pd((__m512d)ab, (__m512d)cd), odd = _mm512_unpackhi_pd((__m512d)ab, (__m512d)cd);
+    const __m512 all = _mm512_add_ps((__m512)even, (__m512)odd);                            /* a b c d in each quarter */
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    return (v4f)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#else
+    return (v4f){sum16(v[0]), sum16(v[1]), sum16(v[2]), sum16(v[3])};
+#endif
 }
 
 /* e^x to about one unit in the last place: x = n·ln 2 + r, |r| <= ln 2 / 2, Taylor to r^7. NaN stays NaN. */

@@ -217,6 +217,18 @@ INLINE void lanes_IQ4_XS(const uint8_t *p, int i, group *g) {
 
 #define LANE_ROWS 4     /* activation rows a group is unpacked for at a time */
 
+#define AHEAD 4096      /* bytes: weights come from L3 or memory, at a few hundred cycles; the L2 prefetcher stops at pages */
+
+INLINE void prefetch_group(const uint8_t *tile, int i, int64_t group_bytes) {
+    const uint8_t *p = tile + i * group_bytes + AHEAD;
+    for (int64_t at = 0; at < group_bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+}
+
+/* bytes of a group of 32 weights of sixteen rows */
+typedef char lanes_bytes_Q4_0[288], lanes_bytes_Q4_1[320], lanes_bytes_Q5_0[352], lanes_bytes_Q5_1[384], lanes_bytes_Q8_0[544];
+typedef char lanes_bytes_IQ4_NL[288], lanes_bytes_MXFP4[272], lanes_bytes_Q4_K[288], lanes_bytes_Q5_K[352], lanes_bytes_Q6_K[420];
+typedef char lanes_bytes_IQ4_XS[272];
+
 typedef void (*lanes_dot_fn)(const uint8_t *tile, int cols, const act64 *a, int per_row, int rows, float *y);
 typedef void (*lanes_dequant_fn)(const uint8_t *tile, int from, int count, float *out);
 
@@ -228,6 +240,7 @@ INLINE int32_t dword_at(const int8_t *q) { int32_t x; memcpy(&x, q, sizeof x); r
         for (int r = 0; r < rows; r++) sum[r] = (v16f){};                                                                \
         for (int i = 0; i < cols / 32; i++) {                                                                            \
             group g;                                                                                                     \
+            prefetch_group(tile, i, sizeof(lanes_bytes_##NAME));                                                         \
             lanes_##NAME(tile, i, &g);                                                                                   \
             for (int r = 0; r < rows; r++) {                                                                             \
                 const act64 *x = a + r * per_row + i / 2;                                                                \
