@@ -73,17 +73,21 @@ def pull_progress(name: str) -> Iterator[Progress]:
         yield _stage_lines(name)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=shown, transient=True) as bar:
-        task = bar.add_task(name, total=None, start=False)
+    bar = Bar(*columns, console=shown, transient=True)
+    task = bar.add_task(name, total=None, start=False)
 
-        def report(stage: Stage, done: int, total: int) -> None:
-            if stage == "waiting":
-                bar.update(task, description=f"{name}: another luce-core is pulling it, waiting")
-                return
-            bar.start_task(task)
-            bar.update(task, description=f"{name}: {stage}", completed=done, total=total)
+    def report(stage: Stage, done: int, total: int) -> None:
+        bar.start()  # only now: a model that is here shows no bar
+        if stage == "waiting":
+            bar.update(task, description=f"{name}: another luce-core is pulling it, waiting")
+            return
+        bar.start_task(task)
+        bar.update(task, description=f"{name}: {stage}", completed=done, total=total)
 
+    try:
         yield report
+    finally:
+        bar.stop()
 
 
 def _stage_lines(name: str) -> Progress:

@@ -19,6 +19,8 @@ from luce_core.core_options import CoreOptions
 from luce_core.errors import UsageError
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from luce_core.cli.starting import Planned, Running
     from luce_core.options import Options
 
@@ -43,9 +45,11 @@ def serve(session: Session, params: dict[str, Any]) -> None:
     planned = plan_model(session, options)
     with listen(options.core.host, options.core.port) as listener:
         running = start(session, options, planned, (RequestRows(say),))
-        show_banner(session, planned, f"http://{_address(listener)}")
+        server = _server(running, options)
         try:
-            _answer(listener, running, options)
+            with _signals(server.handle_exit):  # before the banner: it says that Ctrl-C stops
+                show_banner(session, planned, f"http://{_address(listener)}")
+                server.run(sockets=[listener])
         finally:
             running.close(0.0)
     say("Stopped.")
@@ -98,8 +102,8 @@ def show_banner(session: Session, planned: Planned, url: str) -> None:
     say(f"Serving {planned.name} at {url}/v1 (OpenAI-compatible); Ctrl-C stops.")
 
 
-def _answer(listener: socket.socket, running: Running, options: Options) -> None:
-    """Run the HTTP server until a signal. The second signal does not wait for answers."""
+def _server(running: Running, options: Options) -> uvicorn.Server:
+    """The HTTP server. Its `handle_exit` ends it; called twice, without waiting for answers."""
     import uvicorn
 
     from luce_core.server.app import build_app
@@ -120,9 +124,7 @@ def _answer(listener: socket.socket, running: Running, options: Options) -> None
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    server = Server(config)
-    with _signals(server.handle_exit):
-        server.run(sockets=[listener])
+    return Server(config)
 
 
 @contextmanager
