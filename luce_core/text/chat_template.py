@@ -15,9 +15,10 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError, meta
 
 from luce_core.errors import ModelFormatError, RequestError
+from luce_core.text.budget import Budget, LimitError
 from luce_core.text.fallback import FALLBACK_TEMPLATES, choose_fallback
-from luce_core.text.marked import MarkedText, segments, trusted
-from luce_core.text.sandbox import Budget, LimitError, TemplateSandbox
+from luce_core.text.marked import MarkedText, bulk, segments, trusted
+from luce_core.text.sandbox import TemplateSandbox
 from luce_core.text.tokenizer import Segment
 
 KEY = "tokenizer.chat_template"
@@ -153,10 +154,10 @@ class _Compiled:
         budget = self._environment.budget = Budget()
         pieces: list[str] = []
         try:
-            budget.weigh(variables)
+            budget.admit(variables)
             for piece in self._template.root_render_func(self._template.new_context(variables)):
                 budget.step()
-                budget.allow(len(piece))
+                budget.allow(bulk(piece))
                 pieces.append(piece)
             text = self._environment.concat(pieces)
         except LimitError as error:

@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 from luce_core.text.tokenizer import Segment
 
 Span = tuple[int, int]  # start, end of a trusted stretch
-_SPAN_CHARS = 32  # a tuple of two numbers takes about as much memory as this many characters
+_SPAN_BYTES = 120  # a tuple of two numbers
 
 
 class MarkedText(str):
@@ -168,8 +168,9 @@ def is_trusted(text: str) -> bool:
 
 
 def bulk(text: str) -> int:
-    """Characters, and what the marks weigh in memory beside them."""
-    return len(text) + _SPAN_CHARS * len(text._spans) if isinstance(text, MarkedText) else len(text)
+    """Bytes of memory at most: of the characters, and of the marks beside them."""
+    num_bytes = len(text) if text.isascii() else 4 * len(text)
+    return num_bytes + _SPAN_BYTES * len(text._spans) if isinstance(text, MarkedText) else num_bytes
 
 
 def segments(text: str) -> list[Segment]:

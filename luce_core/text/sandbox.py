@@ -1,9 +1,9 @@
 """The Jinja environment chat templates run in: marks trust, bounds time and memory, reaches nothing else.
 
 A template comes with a downloaded file, its variables come from whoever talks to the server; neither is
-trusted with this process. What is bounded, with the numbers below:
+trusted with this process. What is bounded, with the numbers of budget.py:
 - steps: loop turns, calls and operators of one rendering; its time is looked at every few hundred steps;
-- one value: characters of a string, or of everything inside a list or dict counted as a tree;
+- one value: the bytes of a string, or of everything inside a list or dict counted as a tree;
 - all values a rendering makes, together, so that keeping many large ones does not help either.
 Only listed filters and methods exist, each either unable to grow its input or checked before it does.
 """
@@ -14,12 +14,10 @@ import itertools
 import json
 import re
 import string
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import attrs
 from jinja2 import TemplateError, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
@@ -28,79 +26,10 @@ from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Namespace
 
+from luce_core.text.budget import MAX_INT_BITS, NODE_BYTES, Budget, Counted, LimitError
 from luce_core.text.marked import MarkedText, bulk, is_trusted, joined, trusted
-
-MAX_SECONDS = 10.0
-MAX_STEPS = 2_000_000  # about two seconds on a laptop core; a conversation of 10,000 messages takes a tenth
-MAX_VALUE_CHARS = 16 * 2**20  # four times a prompt of a million tokens
-MAX_TOTAL_CHARS = 256 * 2**20  # a prompt is counted about three times on its way
-MAX_INT_BITS = 4096
-_NODE_CHARS = 16  # what a number, or the frame of a list or dict, counts
-_STEPS_PER_LOOK = 256
-
-
-class LimitError(TemplateError):
-    """A rendering asked for more time or memory than any prompt needs."""
-
-
-@attrs.define
-class Budget:
-    """What one rendering may still use."""
-
-    deadline_s: float = attrs.field(factory=lambda: time.monotonic() + MAX_SECONDS)
-    steps: int = 0
-    chars: int = 0
-
-    def step(self, count: int = 1) -> None:
-        self.steps += count
-        if self.steps > MAX_STEPS:
-            raise LimitError(f"it took more than {MAX_STEPS:,} steps")
-        if self.steps % _STEPS_PER_LOOK < count and time.monotonic() > self.deadline_s:
-            raise LimitError(f"it took more than {MAX_SECONDS:g} s")
-
-    def allow(self, chars: int) -> None:
-        """Before a value of `chars` characters is made."""
-        self.chars += chars
-        if chars > MAX_VALUE_CHARS or self.chars > MAX_TOTAL_CHARS:
-            raise LimitError(
-                f"it made a text of {chars:,} characters ({self.chars:,} in all; limits {MAX_VALUE_CHARS:,} "
-                f"and {MAX_TOTAL_CHARS:,})"
-            )
-
-    def weigh(self, value: Any) -> Any:
-        """Count a new container as the tree it is, however much its branches share; answers the value."""
-        pending, weight = [value], 0
-        while pending:
-            item = pending.pop()
-            if isinstance(item, str):
-                weight += bulk(item)
-            elif isinstance(item, Mapping):
-                pending.extend(itertools.chain(item.keys(), item.values()))
-            elif isinstance(item, (list, tuple)):
-                pending.extend(item)
-            weight += _NODE_CHARS
-            if weight + len(pending) > MAX_VALUE_CHARS:
-                self.allow(weight + len(pending))
-        self.allow(weight)
-        return value
-
-
-class _Counted:
-    """An iterable whose every turn is a step; keeps the length for `loop.last` and friends."""
-
-    __slots__ = ("_budget", "_items")
-
-    def __init__(self, budget: Budget, items: Iterable[Any]) -> None:
-        self._budget, self._items = budget, items
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self._items:
-            self._budget.step()
-            yield item
-
-    def __len__(self) -> int:
-        return len(self._items)  # type: ignore[arg-type]  # a TypeError is the protocol for "no length"
 
 
 class _TrustingGenerator(CodeGenerator):
@@ -189,6 +118,7 @@ _PLAIN_FILTERS = (
     "rejectattr", "reverse", "select", "selectattr", "sort", "striptags", "sum", "title", "trim",
     "truncate", "unique", "upper", "urlencode", "wordcount",
 )  # fmt: skip
+_DICT_NAMES = frozenset(dir(dict))
 _WIDE = re.compile(r"\d{5,}|\*")
 _PERCENT = re.compile(r"%[sd%]")
 
@@ -293,6 +223,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         result = super().call(context, obj, *args, **kwargs)
         return self.budget.weigh(result) if isinstance(result, (list, tuple, dict)) else result
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        # The two kinds of object templates read most, short of the checks neither needs: a namespace has no
+        # attributes but the template's own, and a dict only methods besides its keys.
+        if type(obj) is dict and attribute not in _DICT_NAMES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is Namespace and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, str):
             return attr in _TEXT_METHODS
@@ -349,8 +291,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     # --- filters that can grow their input -----------------------------------------------------------------
 
-    def _counted(self, items: Any) -> _Counted:
-        return _Counted(self.budget, items)
+    def _counted(self, items: Any) -> Counted:
+        return Counted(self.budget, items)
 
     def _replace(self, text: Any, old: str, new: str, count: int | None = None) -> str:
         text = self.to_text(text)
@@ -370,7 +312,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def _list(self, value: Iterable[Any]) -> list[Any]:
         if isinstance(value, str):
-            self.budget.allow(_NODE_CHARS * len(value))
+            self.budget.allow(NODE_BYTES * len(value))
         return list(value)
 
     def _join_method(self, d: str, value: Iterable[Any]) -> str:

@@ -153,6 +153,29 @@ def test_text_equals_hugging_face(source, name, kwargs):
         assert rendered(source, CONVERSATIONS[name], **more) == hugging_face(source, CONVERSATIONS[name], **more)
 
 
+EXPRESSIONS = [
+    "messages[0].role ~ messages[0]['content'] ~ messages[0].missing ~ messages[0].get('content')",
+    "messages[0].items() | list | length ~ (messages[0].keys is defined) ~ (messages[0].name is defined)",
+    "messages[0].content.strip().split() ~ messages[0].content[1:-1] ~ messages[0].content[0].type",
+    "namespace(a=1).a ~ namespace(a=1).b ~ (namespace().c is undefined) ~ namespace(items=3).items",
+    "messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join('|') ~ (messages | length)",
+    "(1.0, 7 // 2, 7 % 4, 2 ** 8, -3 | abs, 3 / 2, 2.675 | round(2), '7' | int + 1, '1.5' | float) | list",
+    "['b', 'A', 'a'] | sort ~ ['b', 'a', 'b'] | unique | list ~ [3, 1] | max ~ [1, 2] | sum ~ {'b': 1, 'a': 2} | dictsort",
+    "'a-b-c'.replace('-', '+', 1) ~ 'a b'.title() ~ 'x' * 3 ~ 'a,b'.split(',') ~ 'abc'[::-1] ~ 'abc' | last ~ 'Abc'.lower()",
+    "'%s is %d%% of %r' % ('x', 5, 'y') ~ '{} {0!r} {a}'.replace('{0!r}', '').format(1, a=2) ~ '%5.1f|' % 2.25",
+    "'line\n\nline' | indent(3, true, true) ~ 'a\nb' | indent ~ 'long text here' | truncate(9) ~ 'x' | default('y')",
+    "('a' ~ 1 ~ none ~ true ~ [1, 'x'] ~ {'k': 'v'}) | upper ~ ('a' in 'cat') ~ ('k' in {'k': 1}) ~ (1 if false)",
+    "[] | first | default('none') ~ messages | rejectattr('role', 'equalto', 'user') | list ~ [1, 2, 3] | select('odd') | list",
+    "messages[0] | tojson ~ [1.5, true, none, 'é'] | tojson(ensure_ascii=true) ~ 'a&b' | e ~ '<b>x</b>' | striptags",
+]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_expressions_mean_what_they_mean_to_hugging_face(expression):
+    source = "{{ " + expression + " }}"
+    assert rendered(source, [USER]) == hugging_face(source, [USER])
+
+
 # --- injection ---------------------------------------------------------------------------------------------
 
 MARKS = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "<|\"|>",

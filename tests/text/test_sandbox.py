@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from luce_core.errors import ModelFormatError, RequestError
-from luce_core.text import ChatTemplate, sandbox
+from luce_core.text import ChatTemplate, budget, sandbox
 
 USER = [{"role": "user", "content": "hello " * 100}]
 BIG = "{% set ns = namespace(x='0123456789abcdef') %}"
@@ -16,9 +16,10 @@ BIG = "{% set ns = namespace(x='0123456789abcdef') %}"
 @pytest.fixture
 def small(monkeypatch):
     """Small limits, so that reaching them takes no time."""
-    monkeypatch.setattr(sandbox, "MAX_STEPS", 5_000)
-    monkeypatch.setattr(sandbox, "MAX_VALUE_CHARS", 2**18)
-    monkeypatch.setattr(sandbox, "MAX_TOTAL_CHARS", 2**23)
+    monkeypatch.setattr(budget, "MAX_STEPS", 5_000)
+    monkeypatch.setattr(budget, "MAX_VALUE_BYTES", 2**18)
+    monkeypatch.setattr(budget, "MAX_TOTAL_BYTES", 2**23)
+    monkeypatch.setattr(budget, "TOTAL_BYTES_PER_BYTE", 1)
 
 
 BOMBS = {
@@ -90,7 +91,7 @@ def test_bombs_that_go_off_while_compiling_are_not_worked_out_then():
 
 
 def test_time_is_a_limit_of_its_own(monkeypatch):
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(budget, "MAX_CPU_S", 0.05)
     template = ChatTemplate("{% for a in range(99999) %}{% for b in range(99) %}{% endfor %}{% endfor %}")
     with pytest.raises(RequestError, match=r"more than 0\.05 s") as caught:
         template.render(USER)
@@ -107,18 +108,18 @@ def test_a_stopped_template_serves_the_next_request(small):
 
 def test_more_input_than_any_prompt_is_refused():
     with pytest.raises(RequestError, match="chat template was stopped"):
-        ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "x" * (17 * 2**20)}])
+        ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "x" * (65 * 2**20)}])
 
 
 def test_a_long_conversation_is_far_from_the_limits():
     messages = [{"role": role, "content": "word " * 80} for _ in range(500) for role in ("user", "assistant")]
     source = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content | trim + '\\n' }}{% if loop.last %}{{ messages | length }}{% endif %}{% endfor %}"
     template = ChatTemplate(source)
-    start = time.process_time()
     assert len(template.render(messages)) > 1000
-    assert template._plain._environment.budget.steps < sandbox.MAX_STEPS / 50
-    assert template._plain._environment.budget.chars < sandbox.MAX_TOTAL_CHARS / 50
-    assert time.process_time() - start < sandbox.MAX_SECONDS
+    spent = template._plain._environment.budget
+    assert spent.steps < budget.MAX_STEPS / 100
+    assert spent.spent_bytes < budget.MAX_TOTAL_BYTES / 100
+    assert time.thread_time() < spent.deadline_s
 
 
 ESCAPES = [
