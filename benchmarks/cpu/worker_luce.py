@@ -97,6 +97,14 @@ class Side:
             times.append(time.perf_counter() - start)
         return times
 
+    def greedy(self, token: int, count: int) -> list[int]:
+        """The tokens themselves."""
+        found = []
+        for _ in range(count):
+            token = int(self.rig.decode(self.seq, token).argmax())
+            found.append(token)
+        return found
+
     def teacher(self, tokens: list[int], out: str, prompt: int) -> float:
         """Logits of every position from `prompt` - 1 on, fed token by token after one prefill -> .npy file."""
         import numpy as np
