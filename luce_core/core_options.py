@@ -156,10 +156,7 @@ class CoreOptions(BaseModel):
         (), description="Web origins whose pages may call the server; '*' for any."
     )
     queue_limit: Annotated[int, Info("requests", group="Server")] = Field(
-        32, ge=0, le=100_000, description="Requests that may wait; one more is refused with 503."
-    )
-    queue_timeout: Annotated[float, Info("s", group="Server")] = Field(
-        600.0, gt=0, description="How long a request may wait before it is refused with 503."
+        32, ge=0, le=100_000, description="Requests that may wait; one more is refused with 429."
     )
     keepalive: Annotated[float, Info("s", group="Server")] = Field(
         10.0, ge=0, description="A comment in every stream that was silent for so long; 0 = none."

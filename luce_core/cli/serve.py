@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from luce_core.cli.starting import Planned, Running
     from luce_core.options import Options
+    from luce_core.server.settings import ServerSettings
 
 
 def make(session: Session) -> click.Command:
@@ -110,7 +111,7 @@ def _server(running: Running, options: Options) -> uvicorn.Server:
 
     core = options.core
     config = uvicorn.Config(
-        build_app(running.service, core.api_key),
+        build_app(running.service, _settings(core)),
         log_level="warning" if core.log_level == "info" else core.log_level,  # our rows say it better
         log_config=None,
         access_log=False,
@@ -125,6 +126,17 @@ def _server(running: Running, options: Options) -> uvicorn.Server:
             yield
 
     return Server(config)
+
+
+def _settings(core: CoreOptions) -> ServerSettings:
+    from luce_core.server.settings import ServerSettings
+
+    return ServerSettings(
+        api_keys=core.api_key,
+        cors_origins=core.cors_origin,
+        body_limit_bytes=core.body_limit,
+        strict_model=core.strict_model,
+    )
 
 
 @contextmanager

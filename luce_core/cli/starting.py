@@ -83,7 +83,12 @@ def start(
     face = _face(options, planned, pipeline)
     if face.template.notice:
         warn(face.template.notice)
-    service = GenerationService(channel, face, (*observers, pipeline.observers.request_finished))
+    service = GenerationService(
+        channel,
+        face,
+        (*observers, pipeline.observers.request_finished),
+        heartbeat_s=options.core.keepalive or None,
+    )
     return Running(planned, pipeline, channel, service)
 
 
@@ -124,6 +129,8 @@ def _face(options: Options, planned: Planned, pipeline: Pipeline) -> Any:
             min_p=core.min_p,
             repetition=core.repetition_penalty,
         ),
+        max_tokens=core.max_tokens or None,
+        template_kwargs=template_kwargs(options),
         details={
             "architecture": spec.arch,
             "n_params": spec.parameters,

@@ -151,6 +151,10 @@ class BlockManager(Protocol):
         """
         ...
 
+    def fits(self, seq: SeqId, tokens: int, *, step_tokens: int | None = None) -> bool:
+        """Whether `reserve` would find room, in steps of at most `step_tokens`; changes nothing."""
+        ...
+
     def advance(self, seq: SeqId, keys: Sequence[int]) -> None:
         """`keys` are committed; entries at index >= length are garbage."""
         ...

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from luce_core.contracts import (
     Round,
     SeqId,
     SeqTable,
+    SeqView,
     Step,
     Work,
 )
@@ -123,22 +124,18 @@ class LuceEngine:
         self._drain()
         if not (self.waiting or self.running):
             return False
-        work, preempted = self.scheduler.plan(
-            [seq.view(0) for seq in self.waiting.values()],
-            [seq.view(self.blocks.length(self._handle(seq))) for seq in self.running.values()],
-            self.row_budget,
-            self._fits,
-        )
-        self._check_work(work)
+        waiting = [seq.view(0) for seq in self.waiting.values()]
+        running = [seq.view(self.blocks.length(self._handle(seq))) for seq in self.running.values()]
+        work, preempted = self.scheduler.plan(waiting, running, self.row_budget, self._fits)
+        self._check_work(work, {view.seq: view for view in (*waiting, *running)})
         for seq_id in preempted:
             self._preempt(seq_id)
         prefill, held = self._admit(work)
-        if not prefill and not held:
-            if not self.running:
-                self._refuse_largest()
-            return True
-        self._execute(prefill, held)
-        self.counters["steps"] += 1
+        if prefill or held:
+            self._execute(prefill, held)
+            self.counters["steps"] += 1
+        elif not preempted:
+            self._refuse_one()
         return True
 
     def fail_all(self, error: str) -> None:
@@ -215,29 +212,39 @@ class LuceEngine:
             seq.handle = self.blocks.open(seq.keys, hit)
         except CapacityError:
             return False
+        missing = len(seq.tokens) - hit.length
+        if not self.blocks.fits(seq.handle, missing, step_tokens=self.row_budget):
+            self._close(seq)
+            return False
         seq.cached = max(seq.cached, min(hit.length, seq.prompt - 1))
         return True
 
-    def _check_work(self, work: Seq[Work]) -> None:
+    def _check_work(self, work: Seq[Work], views: Mapping[SeqId, SeqView]) -> None:
         """A scheduler's bug must not reach the device."""
         rows = sum(item.rows for item in work)
         if rows > self.row_budget:
             raise PluginError(f"The scheduler planned {rows} rows; the budget is {self.row_budget}.")
         seen: set[SeqId] = set()
         for item in work:
-            if (
-                item.seq in seen
-                or item.rows < 1
-                or (item.seq not in self.running and item.seq not in self.waiting)
-            ):
+            view = views.get(item.seq)
+            if view is None or item.seq in seen or item.rows < 1:
                 raise PluginError(f"The scheduler planned {item}, which is stale, empty or there twice.")
             seen.add(item.seq)
+            end = view.length + item.rows
+            if end > view.barrier:
+                raise PluginError(
+                    f"The scheduler planned {item} at {view.length}, beyond barrier {view.barrier}."
+                )
+            if item.phase == "prefill" and any(first < end < last for first, last in view.spans):
+                raise PluginError(f"The scheduler planned {item}, which ends at {end} and cuts {view.spans}.")
 
     def _preempt(self, seq_id: SeqId) -> None:
         """Give the memory back and queue again; what was computed stays in the prefix cache as long as it
         may.
         """
         seq = self.running.pop(seq_id)
+        if self.has_slots and self.blocks.length(self._handle(seq)) > 0:
+            self._checkpoint(seq)  # slots outlive a sequence only in a snapshot
         self._close(seq)
         self.waiting[seq_id] = seq
         self.counters["preempted"] += 1
@@ -275,13 +282,13 @@ class LuceEngine:
         if self.history is not None:
             self.history[slot, : len(seq.tokens)] = torch.tensor(seq.tokens, dtype=torch.int32)
 
-    def _refuse_largest(self) -> None:
-        """Nothing runs and nothing could be admitted: waiting longer would be for ever."""
-        seq = max(self.waiting.values(), key=lambda item: len(item.tokens))
+    def _refuse_one(self) -> None:
+        """Nothing could be done, and nothing will change by itself: end the request that needs most."""
+        seq = max((*self.waiting.values(), *self.running.values()), key=lambda item: len(item.tokens))
         self._finish(
             seq,
             "error",
-            f"The cache cannot hold this request's {len(seq.tokens)} tokens even when it runs alone. "
+            f"The cache cannot hold this request's {len(seq.tokens)} tokens beside what runs. "
             "Raise --cache-bytes or shorten the prompt.",
         )
 

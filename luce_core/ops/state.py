@@ -23,9 +23,9 @@ def commit_pages(ops: Any, b: ForwardBatch, commit: Commit, regions: Sequence[Re
 
     regions: all of one group. Paths rise, so path[i] >= i and a row on its place stays.
     """
+    if not regions or commit.path.shape[1] <= 1:
+        return  # a path begins at row 0, which lies where it belongs
     steps = torch.arange(commit.path.shape[1], device=commit.path.device)
-    if not regions or steps.numel() == 0:
-        return
     path = commit.path.long()
     moved = (steps < commit.count[:, None]) & (path != steps)
     seq, step = moved.nonzero(as_tuple=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -18,12 +18,21 @@ from luce_core.server.auth import ApiKeys
 from luce_core.server.chat import chat_completions
 from luce_core.server.errors import envelope, error_response
 from luce_core.server.service import GenerationService
+from luce_core.server.settings import ServerSettings
 
 log = logging.getLogger("luce_core.server")
 
 
-def build_app(service: GenerationService, api_keys: Sequence[str] = ()) -> Starlette:
+def build_app(service: GenerationService, settings: ServerSettings | None = None) -> Starlette:
     """An ASGI application over one service. Pure: it starts and owns nothing."""
+    settings = settings or ServerSettings()
+    middleware = [Middleware(ApiKeys, keys=settings.api_keys)]
+    if settings.cors_origins:
+        # Outermost: a browser's preflight carries no key, and errors must be readable by the page too.
+        cors = Middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
+        )
+        middleware.insert(0, cors)
     app = Starlette(
         routes=[
             Route("/health", health, methods=["GET"]),
@@ -32,7 +41,7 @@ def build_app(service: GenerationService, api_keys: Sequence[str] = ()) -> Starl
             Route("/v1/models/{model:path}", get_model, methods=["GET"]),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         ],
-        middleware=[Middleware(ApiKeys, keys=tuple(api_keys))],
+        middleware=middleware,
         exception_handlers={
             LuceError: _luce_error,
             HTTPException: _http_error,
@@ -40,6 +49,7 @@ def build_app(service: GenerationService, api_keys: Sequence[str] = ()) -> Starl
         },
     )
     app.state.service = service
+    app.state.settings = settings
     return app
 
 

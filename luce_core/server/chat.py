@@ -29,6 +29,7 @@ from luce_core.server import sse
 from luce_core.server.body import read_json
 from luce_core.server.errors import envelope, from_validation
 from luce_core.server.service import Generation, GenerationService, now, seeded
+from luce_core.server.settings import ServerSettings
 from luce_core.text import Tokenizer
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -125,11 +126,19 @@ class ChatRequest(BaseModel):
 
 async def parse(request: Request, service: GenerationService) -> tuple[ChatRequest, Generation]:
     """Body → validated request and the generation it asks for. Raises RequestError."""
-    raw = await read_json(request)
+    settings: ServerSettings = request.app.state.settings
+    raw = await read_json(request, settings.body_limit_bytes)
     try:
         body = ChatRequest.model_validate(raw)
     except ValidationError as error:
         raise from_validation(error) from None
+    if settings.strict_model and body.model != service.face.id:
+        raise RequestError(
+            f"Model {body.model!r} is not loaded; {service.face.id!r} is.",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
     vocab = service.face.tokenizer.vocab_size
     bad = next((token for token in (body.logit_bias or {}) if not 0 <= token < vocab), None)
     if bad is not None:
@@ -138,7 +147,8 @@ async def parse(request: Request, service: GenerationService) -> tuple[ChatReque
         service.chat_prompt, body.messages, body.wants_tools(), body.template_kwargs()
     )
     service.check_room(prompt)
-    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    limits = (body.max_completion_tokens, body.max_tokens, service.face.max_tokens)
+    limit = next((limit for limit in limits if limit is not None), None)
     return body, Generation(
         prompt=prompt,
         params=body.sampling(service.face.defaults),

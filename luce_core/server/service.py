@@ -43,6 +43,10 @@ class ModelFace:
     template: ChatTemplate
     created: int
     defaults: SamplingParams = Factory(SamplingParams)
+    max_tokens: int | None = None
+    """Length of an answer when the request names none; None = up to the context."""
+    template_kwargs: Mapping[str, Any] = Factory(dict)
+    """Template variables where the request names none, e.g. `enable_thinking`."""
     details: Mapping[str, Any] = Factory(dict)
 
 
@@ -70,8 +74,10 @@ class GenerationService:
         channel: GenerationChannel,
         face: ModelFace,
         observers: Sequence[Callable[[RequestRecord], None]] = (),
+        heartbeat_s: float | None = HEARTBEAT_S,
     ) -> None:
         self.channel = channel
+        self.heartbeat_s = heartbeat_s
         self.face = face
         self.observers = tuple(observers)
 
@@ -80,7 +86,8 @@ class GenerationService:
     ) -> tuple[int, ...]:
         """Render and tokenize a conversation. CPU-bound: call it off the loop. Raises RequestError."""
         face = self.face
-        segments = face.template.render(normalize_messages(messages), tools=tools or None, kwargs=kwargs)
+        variables = {**face.template_kwargs, **kwargs}
+        segments = face.template.render(normalize_messages(messages), tools=tools or None, kwargs=variables)
         ids = face.tokenizer.encode_segments(segments)
         bos = face.tokenizer.bos
         if face.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
@@ -130,7 +137,7 @@ class GenerationService:
             yield Start(request.request, len(wanted.prompt))
             while not done:
                 try:
-                    event = await asyncio.wait_for(queue.get(), HEARTBEAT_S)
+                    event = await asyncio.wait_for(queue.get(), self.heartbeat_s)
                 except TimeoutError:
                     yield Heartbeat("waiting")
                     continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from luce_core.engine.local import LocalChannel
 from luce_core.pipeline import Pipeline
 from luce_core.server.app import build_app
 from luce_core.server.service import GenerationService, ModelFace
+from luce_core.server.settings import ServerSettings
 from luce_core.text import ChatTemplate
 
 
@@ -35,7 +36,7 @@ def serving(
     pipeline: Pipeline,
     *,
     model: str = "toy",
-    api_keys: Sequence[str] = (),
+    settings: ServerSettings | None = None,
     max_queue: int = 64,
     defaults: SamplingParams | None = None,
     wrap: Callable[[Any], Any] | None = None,
@@ -54,7 +55,7 @@ def serving(
     )
     records: list[RequestRecord] = []
     service = GenerationService(channel, face, (records.append,))
-    app: Any = build_app(service, api_keys)
+    app: Any = build_app(service, settings)
     config = uvicorn.Config(wrap(app) if wrap else app, port=0, log_level="error", lifespan="off")
     server = _Server(config)
     thread = threading.Thread(target=server.run, name="luce-test-server")

@@ -260,6 +260,15 @@ def test_short_memory_preempts_and_the_texts_stay(toy, kind):
     assert rig.engine.counters["preempted"] > 0
 
 
+def test_a_scheduler_that_never_works_ends_requests_instead_of_spinning(toy):
+    rig, _ = toy()
+    idle = type("Idle", (), {"plan": staticmethod(lambda waiting, running, budget, fits: ([], []))})()
+    rig.engine.scheduler = idle
+    answers = [rig.submit(text(5), 3), rig.submit(text(9), 3)]
+    rig.run(most_steps=10)
+    assert all("cannot hold" in answer.done.error for answer in answers)
+
+
 # --- cancelling and failing
 
 
@@ -320,6 +329,7 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(toy, kind):
         lambda waiting, running, budget, fits: ([Work(v.seq, "prefill", 1) for v in waiting] * 2, []),
         lambda waiting, running, budget, fits: ([Work(12345, "held", 1)], []),
         lambda waiting, running, budget, fits: ([Work(v.seq, "prefill", 0) for v in waiting], []),
+        lambda waiting, running, budget, fits: ([Work(v.seq, "held", v.barrier + 1) for v in waiting], []),
     ],
 )
 def test_a_scheduler_that_breaks_its_contract_is_named(toy, plan):

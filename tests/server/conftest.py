@@ -17,12 +17,12 @@ def _one_thread():
 
 @pytest.fixture
 def serve(tmp_path):
-    """serve(context=..., template=..., api_keys=..., **options) -> context manager of `Served`."""
+    """serve(context=..., template=..., settings=..., **options) -> context manager of `Served`."""
 
-    def make(*, context=512, template="", api_keys=(), max_queue=64, wrap=None, **options):
+    def make(*, context=512, template="", settings=None, max_queue=64, wrap=None, **options):
         path = write_toy_model(tmp_path / "toy.gguf", salt=7, context=context, template=template)
         return serving(
-            make_pipeline(path, options=options), api_keys=api_keys, max_queue=max_queue, wrap=wrap
+            make_pipeline(path, options=options), settings=settings, max_queue=max_queue, wrap=wrap
         )
 
     return make

@@ -5,6 +5,8 @@ import socket
 import httpx
 import pytest
 
+from luce_core.server.settings import ServerSettings
+
 
 def test_health_is_ok_while_the_engine_lives_and_503_after(served, http):
     assert http.get("/health").json()["status"] == "ok"
@@ -46,7 +48,10 @@ def test_unknown_routes_and_methods_answer_in_the_envelope(http):
 
 @pytest.fixture
 def guarded(serve):
-    with serve(api_keys=["first-key", "clé"]) as one, httpx.Client(base_url=one.url, timeout=60) as client:
+    with (
+        serve(settings=ServerSettings(api_keys=("first-key", "clé"))) as one,
+        httpx.Client(base_url=one.url, timeout=60) as client,
+    ):
         yield client
 
 
@@ -90,3 +95,22 @@ def test_the_key_is_checked_before_the_body_is_read(guarded):
     with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
         raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
         assert raw.recv(100).startswith(b"HTTP/1.1 401")
+
+
+def test_pages_of_an_allowed_origin_may_call_and_read_errors(serve):
+    settings = ServerSettings(api_keys=("k",), cors_origins=("http://page.example",))
+    with serve(settings=settings) as one, httpx.Client(base_url=one.url, timeout=60) as client:
+        asks = {"origin": "http://page.example", "access-control-request-method": "POST"}
+        preflight = client.options("/v1/chat/completions", headers=asks)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == "http://page.example"
+        refused = client.get("/v1/models", headers={"origin": "http://page.example"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "http://page.example"
+        stranger = client.get("/health", headers={"origin": "http://other.example"})
+        assert "access-control-allow-origin" not in stranger.headers
+
+
+def test_without_allowed_origins_no_page_may_call(http):
+    response = http.get("/health", headers={"origin": "http://page.example"})
+    assert "access-control-allow-origin" not in response.headers

@@ -8,6 +8,8 @@ import httpx
 import openai
 import pytest
 
+from luce_core.server.settings import ServerSettings
+
 MESSAGES = [{"role": "user", "content": "hello world"}]
 
 
@@ -235,16 +237,28 @@ def test_another_content_type_is_a_415(http):
     assert response.status_code == 415
 
 
-def test_a_body_beyond_the_limit_is_a_413(http, monkeypatch):
-    monkeypatch.setattr("luce_core.server.body.MAX_BODY_BYTES", 1000)
+def test_a_body_beyond_the_limit_is_a_413(serve):
     body = {"messages": [{"role": "user", "content": "x" * 2000}]}
-    assert http.post("/v1/chat/completions", json=body).status_code == 413
 
     def parts():
         yield json.dumps(body).encode()
 
-    headers = {"content-type": "application/json"}
-    assert http.post("/v1/chat/completions", content=parts(), headers=headers).status_code == 413
+    with serve(settings=ServerSettings(body_limit_bytes=1000)) as one:
+        url, headers = f"{one.url}/v1/chat/completions", {"content-type": "application/json"}
+        assert httpx.post(url, json=body, timeout=60).status_code == 413
+        assert httpx.post(url, content=parts(), headers=headers, timeout=60).status_code == 413
+
+
+def test_another_models_name_is_answered_unless_the_server_is_strict(serve):
+    body = {"messages": MESSAGES, "max_tokens": 2, "model": "gpt-4o"}
+    for strict, status in ((False, 200), (True, 404)):
+        with serve(settings=ServerSettings(strict_model=strict)) as one:
+            response = httpx.post(f"{one.url}/v1/chat/completions", json=body, timeout=60)
+            assert response.status_code == status
+            if strict:
+                assert response.json()["error"]["code"] == "model_not_found"
+                body["model"] = "toy"
+                assert httpx.post(f"{one.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
