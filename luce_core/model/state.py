@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
+import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -81,9 +83,9 @@ class ModelState:
     def _zeros(self, leading: tuple[int, ...], field: Field, device: str) -> Tensor:
         dtype = DTYPES[resolve_dtype(field.dtype, self.sizes)]
         try:
-            return torch.zeros(*leading, *field.shape, dtype=dtype, device=device)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if isinstance(error, torch.OutOfMemoryError) or "memory" in str(error):
+            return zeros((*leading, *field.shape), dtype, device)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "memory" in str(error):
                 raise CapacityError(
                     f"State of model {self.model!r} does not fit {device!r}: {error}. Ask for a shorter "
                     "context, fewer sequences or a smaller cache type."
@@ -179,3 +181,19 @@ class TorchStateStore:
 
     def _slot_states(self) -> list[Tensor]:
         return [slot.state for state in self._models.values() for slot in state.slots.values()]
+
+
+CACHE_LINE_BYTES = 64
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """A zeroed tensor. On the CPU its pages are only taken from the system when something writes to them.
+
+    torch.zeros writes its zeros; a cache planned for full contexts would then be resident from the start.
+    """
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = prod(shape) * dtype.itemsize
+    raw = np.zeros(num_bytes + CACHE_LINE_BYTES, np.uint8)  # calloc: fresh pages are zero as they are
+    start = -raw.ctypes.data % CACHE_LINE_BYTES
+    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)

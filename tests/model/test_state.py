@@ -11,7 +11,7 @@ from luce_core.cache.layout import block_bytes, slot_bytes, state_bytes
 from luce_core.contracts import Field, Group, Pages, Slot, StateLayout, StateSizes
 from luce_core.errors import EngineError, UsageError
 from luce_core.model import state as state_module
-from luce_core.model.state import ModelState, TorchStateStore
+from luce_core.model.state import ModelState, TorchStateStore, zeros
 
 TARGET = StateLayout(
     groups=(Group("full"), Group("pooled", stride=4, window=16)),
@@ -161,3 +161,17 @@ def test_a_saved_slot_is_a_copy(states):
     store.reset_slot(0)
     store.load_slot(0, saved)
     assert states[0].slots["s"].state[0].equal(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize("shape", [(3, 5), (1,), (0, 4), (1000, 7, 3)])
+def test_zeros_are_aligned_zeros_of_their_own(shape, dtype):
+    one, other = zeros(shape, dtype, "cpu"), zeros(shape, dtype, "cpu")
+    assert one.shape == shape
+    assert one.dtype == dtype
+    assert one.is_contiguous()
+    assert not one.any()
+    if one.numel():
+        assert one.data_ptr() % 64 == 0
+        one.fill_(1)
+        assert not other.any()
