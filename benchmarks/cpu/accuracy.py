@@ -2,9 +2,9 @@
 
     python benchmarks/cpu/accuracy.py MODEL.gguf [--peer VENV/bin/python] [--tokens 160] [--json OUT]
 
-Teacher-forced: a prompt of 16 tokens, then the exact tier's own greedy text, one token per step. Per engine: share of steps
-with the same top token, the exact tier's gap between first and second where the top differs (a flip at a small gap is a tie
-broken the other way), and the mean KL divergence from the exact distribution.
+Teacher-forced: a prompt, then the exact tier's own greedy text, one token per step. Per engine: share of
+steps with the same top token, the exact tier's gap between first and second where the top differs (a flip
+at a small gap is a tie broken the other way), and the KL divergence from the exact distribution.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ PROMPT_TOKENS = 12
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--peer", help="python with llama-cpp-python")
     parser.add_argument("--no-repack", action="store_true", help="as in compare.py")
@@ -68,9 +70,9 @@ def main() -> None:
 def texts(options: argparse.Namespace, exact: Worker) -> list[list[int]]:
     """Prompts followed by what the exact tier says."""
     from luce_core.gguf import read_header
-    from luce_core.text.tokenizer import load_tokenizer
+    from luce_core.text.tokenizer import Tokenizer
 
-    tokenizer = load_tokenizer(read_header(options.model))
+    tokenizer = Tokenizer.from_metadata(read_header(options.model).metadata)
     found = []
     for prompt in PROMPTS:
         ids = list(tokenizer.encode(prompt))

@@ -1,9 +1,10 @@
 """Prefill and decode beside llama.cpp, in one run, repetitions in turn.
 
-    python benchmarks/cpu/compare.py MODEL.gguf --peer VENV/bin/python [--threads 2] [--depths 0,1024] [--json OUT]
+    python benchmarks/cpu/compare.py MODEL.gguf --peer VENV/bin/python [--threads 2] [--json OUT]
 
-`--peer` is the Python of a venv with llama-cpp-python; without it only this project is measured. Each row is the median of
-the repetitions with their range; a ratio compares medians of the same run. The box matters: run it on an idle one.
+`--peer` is the Python of a venv with llama-cpp-python; without it only this project is measured. Each row
+is the median of the repetitions with their range; a ratio compares medians of the same run. The box matters:
+run it on an idle one.
 """
 
 from __future__ import annotations
@@ -49,19 +50,23 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--peer", help="python with llama-cpp-python")
     parser.add_argument(
         "--no-repack",
         action="store_true",
-        help="llama.cpp without rearranged weights; its AMX code (0.3.36, GCC 12) dies of an illegal instruction here",
+        help="llama.cpp without rearranged weights, for where its AMX code (0.3.36) dies of SIGILL",
     )
     parser.add_argument("--layers", type=lambda text: text.split(",") if text else [], default=["cpu-c"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kv", default="f16", choices=["f16", "f32", "bf16"])
     parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--depths", type=lambda text: [int(part) for part in text.split(",")], default=[0, 1024, 3072])
+    parser.add_argument(
+        "--depths", type=lambda text: [int(part) for part in text.split(",")], default=[0, 1024, 3072],
+    )
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--decode", type=int, default=128)
     parser.add_argument("--repetitions", type=int, default=5)
@@ -101,7 +106,9 @@ def memory(sides: dict[str, Worker], options: argparse.Namespace) -> dict[str, A
     found = {}
     for name, side in sides.items():
         now = side.ask("memory")
-        found[name] = {**now, "imports": side.about["imports_bytes"], "model": now["rss"] - side.about["imports_bytes"]}
+        found[name] = {
+            **now, "imports": side.about["imports_bytes"], "model": now["rss"] - side.about["imports_bytes"],
+        }
     kv = sides["luce"].about["kv_bytes"]
     return {"file": options.model.stat().st_size, "kv": kv, **found}
 
@@ -114,24 +121,28 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
+def cell(values: dict[str, float]) -> str:
+    return f"{values['median']:.0f} ({values['low']:.0f}-{values['high']:.0f})"
+
+
 def table(result: dict[str, Any]) -> str:
     names = list(result["engines"])
     lines = [
-        f"{result['device']}; {result['model']}; kv {result['kv']}; context {result['context']}; {result['threads']} threads; "
-        f"batch 1; commit {result['commit']}; load {result['load_at_start']}",
+        f"{result['device']}; {result['model']}; kv {result['kv']}; context {result['context']}; "
+        f"{result['threads']} threads; batch 1; commit {result['commit']}; load {result['load_at_start']}",
         *(f"  {name}: {result['engines'][name]['engine']}" for name in names),
-        f"{'tokens/s: median (range)':28}" + "".join(f"{name:>26}" for name in names) + ("  ratios" if len(names) > 1 else ""),
+        f"{'tokens/s: median (range)':28}" + "".join(f"{name:>26}" for name in [*names, "ratio"][: 3]),
     ]
     for what in ("prefill", "decode"):
         for depth, row in result[what].items():
-            cells = [f"{row[name]['median']:.0f} ({row[name]['low']:.0f}-{row[name]['high']:.0f})" for name in names]
-            ratios = "".join(f"{row[names[0]]['median'] / row[other]['median']:8.2f}" for other in names[1:])
-            lines.append(f"{what + ' at ' + depth:28}" + "".join(f"{cell:>26}" for cell in cells) + ratios)
+            cells = [cell(row[name]) for name in names]
+            ratios = "".join(f"{row[names[0]]['median'] / row[other]['median']:26.2f}" for other in names[1:])
+            lines.append(f"{what + ' at ' + depth:28}" + "".join(f"{text:>26}" for text in cells) + ratios)
     room = result["memory"]
     allowed = 1.5 * room["file"] + room["kv"]
     lines.append(f"resident for the model, MiB (1.5 x file + KV = {allowed / MIB:.0f})")
     lines += [
-        f"  {name}: {room[name]['model'] / MIB:.0f} (+ {room[name]['imports'] / MIB:.0f} for Python and libraries)"
+        f"  {name}: {room[name]['model'] / MIB:.0f} (+ {room[name]['imports'] / MIB:.0f} Python and libraries)"
         for name in names
     ]
     return "\n".join(lines)

@@ -59,9 +59,12 @@ def refuse_unless_same(*workers: Worker) -> None:
     """A gain measured under other conditions is no gain."""
     first = workers[0].about
     for worker in workers[1:]:
-        different = [f"{key}: {first[key]!r} and {worker.about[key]!r}" for key in SAME if first[key] != worker.about[key]]
+        other = worker.about
+        different = [f"{key}: {first[key]!r} and {other[key]!r}" for key in SAME if first[key] != other[key]]
         if different:
-            raise SystemExit(f"Conditions differ between the engines, so nothing is compared. {'; '.join(different)}.")
+            raise SystemExit(
+                f"Conditions differ between the engines, so nothing is compared. {'; '.join(different)}.",
+            )
 
 
 def file_facts(model: Path) -> dict[str, Any]:

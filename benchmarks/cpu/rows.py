@@ -11,21 +11,25 @@ import time
 from pathlib import Path
 
 import torch
-
 from luce_backend_cpu import region
+
 from luce_core.testing.rig import ModelRig
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rig = ModelRig(options.model, "luce_arch_llama.hooks", "luce_backend_cpu.hooks", layers=("cpu-c",), cache_type="f16")
+    rig = ModelRig(
+        options.model, "luce_arch_llama.hooks", "luce_backend_cpu.hooks", layers=("cpu-c",), cache_type="f16",
+    )
     seq = rig.open()
     rig.prefill({seq: list(range(100, 132))})
     print(f"{'rows':>6}{'int8 ms':>10}{'panels ms':>11}")

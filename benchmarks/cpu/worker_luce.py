@@ -1,4 +1,4 @@
-"""One model in one process, driven over lines of JSON: this project's side of `compare.py` and `accuracy.py`."""
+"""One model in one process, driven over lines of JSON: this side of `compare.py` and `accuracy.py`."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Side:
         return found
 
     def teacher(self, tokens: list[int], out: str, prompt: int) -> float:
-        """Logits of every position from `prompt` - 1 on, fed token by token after one prefill -> .npy file."""
+        """Logits of every position from `prompt` - 1 on, fed token by token -> .npy file."""
         import numpy as np
         import torch
 

@@ -1,7 +1,7 @@
 """Op layers `cpu-c` and `cpu-c-rows`: the reference's signatures over the compiled library.
 
-A model runs as a recorded program, in which whole layers become one call (`rewrite`); an op called by itself is one call
-of its own. What the library cannot run (a format, a mask, an attention variant) goes to the reference op.
+A model runs as a recorded program, in which whole layers become one call (`rewrite`); an op called by itself
+is one call of its own. What the library cannot run (a mask, an attention variant) goes to the reference op.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class CTier:
         if raw.format in native.FORMATS:
             return Packed.from_file(lib, raw.data, raw.format, rows, cols)
         log.warning(
-            "Tensor %r is stored as %s, which the C tier does not read: it is kept as f32, %.1f MiB instead of %.1f.",
+            "Tensor %r is stored as %s, which the C tier does not read; kept as f32, %.1f MiB for %.1f.",
             raw.name, raw.format, rows * cols * 4 / 2**20, raw.data.nbytes / 2**20,
         )  # fmt: skip
         floats = np.ascontiguousarray(FORMATS.by_name(raw.format).dequantize(raw.data))
         return Packed(floats.view(np.uint8).reshape(rows, -1), "F32", rows, cols)
 
     def table_rows(self, ops: Any, table: Linear, ids: Tensor) -> Tensor:
-        """Rows `ids` i32[...] of the matrix, times its scale -> f32[..., in]. Only those rows are dequantized."""
+        """Rows `ids` i32[...] of the matrix, times its scale -> f32[..., in]; no others are dequantized."""
         wanted = ids.to(torch.int32).contiguous()
         low, high = (int(wanted.min()), int(wanted.max())) if wanted.numel() else (0, 0)
         if low < 0 or high >= table.out_features:
@@ -99,8 +99,9 @@ class CTier:
         calls = []
         for piece in cut_program(program):
             if isinstance(piece, Cut):
-                piece = region_call(piece, Region(piece, native.native(), self.row_invariant))
-            calls.append(piece)
+                calls.append(region_call(piece, Region(piece, native.native(), self.row_invariant)))
+            else:
+                calls.append(piece)
         return Program(tuple(calls), program.inputs, program.outputs)
 
     def region(self, ops: Any, region: Region, batch: ForwardBatch | None, *inputs: Tensor) -> Any:
@@ -117,7 +118,9 @@ def call_by_call(cut: Cut, ops: Any, batch: ForwardBatch, inputs: tuple[Tensor, 
     assert cut.batch is not None
     names = {cut.batch: "batch", **{number: str(number) for number in cut.inputs}}
     highest = max(names) + 1
-    program = Program(cut.calls, tuple(names.get(number, f"unused {number}") for number in range(highest)), cut.outputs)
+    program = Program(
+        cut.calls, tuple(names.get(number, f"unused {number}") for number in range(highest)), cut.outputs,
+    )
     given = {"batch": batch, **{str(number): value for number, value in zip(cut.inputs, inputs, strict=True)}}
     unused = {name: None for name in program.inputs if name not in given}
     return replay(program, ops, {**unused, **given})

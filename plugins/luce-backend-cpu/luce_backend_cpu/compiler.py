@@ -1,7 +1,8 @@
 """Compiles the C library with the system's compiler at first use and keeps the result.
 
-The result lies under the user's cache in a folder named after everything that decides its bits: the sources, the compiler,
-the flags and the processor. It appears there by renaming, so concurrent starts and interrupted ones do no harm.
+The result lies under the user's cache in a folder named after everything that decides its bits: the sources,
+the compiler, the flags and the processor. It appears there by renaming, so concurrent starts and interrupted
+ones do no harm.
 """
 
 from __future__ import annotations
@@ -28,9 +29,17 @@ COMPILE_TIMEOUT_S = 300.0
 
 CANDIDATES = ("cc", "gcc", "clang")
 FLAGS = (
-    "-std=gnu11 -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fPIC -shared -fvisibility=hidden "
-    "-pthread -Wno-psabi"
-).split()
+    "-std=gnu11",
+    "-O3",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-pthread",
+    "-Wno-psabi",
+)
 
 
 @frozen
@@ -149,6 +158,8 @@ def _key(compiler: Compiler, target: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    for part in (*compiler.command, compiler.version, *FLAGS, *target, platform.machine(), *sorted(cpu_flags())):
+    for part in (
+        *compiler.command, compiler.version, *FLAGS, *target, platform.machine(), *sorted(cpu_flags()),
+    ):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:32]

@@ -25,7 +25,8 @@ from luce_core.hookspecs import hookimpl
 OP_LAYERS = "execution.op_layers"
 
 C_OPS = (
-    "pack_linear", "linear", "table_rows", "embed", "norm_linear", "linear_out", "gated_mlp", "attention", "head",
+    "pack_linear", "linear", "table_rows", "embed", "norm_linear", "linear_out", "gated_mlp", "attention",
+    "head",
 )  # fmt: skip
 TORCH_OPS = ("pack_linear", "linear", "table_rows")
 
@@ -53,8 +54,15 @@ def luce_register_devices() -> list[DeviceInfo]:
 @hookimpl
 def luce_register_ops() -> list[OpLayer]:
     return [
-        _c_layer("cpu-c", "FAST", False, "int8 activations and bf16 or f32 panels on the file's own bytes, compiled C"),
-        _c_layer("cpu-c-rows", "ROWS", True, "the same, every row by itself: bits do not depend on the batch"),
+        _c_layer(
+            "cpu-c",
+            "FAST",
+            False,
+            "int8 activations and bf16 or f32 panels on the file's own bytes, compiled C",
+        ),
+        _c_layer(
+            "cpu-c-rows", "ROWS", True, "the same, every row by itself: bits do not depend on the batch",
+        ),
         OpLayer(
             "cpu-torch",
             tuple(OpImpl(op, f"luce_backend_cpu.torch_tier:{op}") for op in TORCH_OPS),

@@ -1,8 +1,8 @@
 """Op calls as the C library runs them. A call it cannot run gives `None`: the reference runs that one.
 
-Every function here takes the arguments of the op it is named after. Values among them (tensors when called directly,
-`Ref`s while a program is rewritten) are only noted down; handles are turned into structures whose pointers stay valid as
-long as the `Step` lives.
+Every function here takes the arguments of the op it is named after. Values among them (tensors when called
+directly, `Ref`s while a program is rewritten) are only noted down; handles are turned into structures whose
+pointers stay valid as long as the `Step` lives.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ CACHE_FORMATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF
 
 
 class Packed:
-    """A matrix as the library reads it: the file's bytes, still mapped or rearranged, or f32 where it must be."""
+    """A matrix as the library reads it: the file's bytes, mapped or rearranged, or f32 where it must be."""
 
     __slots__ = ("_bound", "bytes", "matrix")
 
-    def __init__(self, data: npt.NDArray[np.uint8], format_name: str, rows: int, cols: int, *, lanes: bool = False) -> None:
+    def __init__(
+        self, data: npt.NDArray[np.uint8], format_name: str, rows: int, cols: int, *, lanes: bool = False,
+    ) -> None:
         """data: u8[rows, row_bytes]; with `lanes`, as `rearranged` left it."""
         self.bytes = data
         self.matrix = native.Matrix(
@@ -45,8 +47,10 @@ class Packed:
         self._bound: Linear | None = None
 
     @classmethod
-    def from_file(cls, lib: native.Native, data: npt.NDArray[np.uint8], format_name: str, rows: int, cols: int) -> Packed:
-        """The file's bytes, in the order this processor likes; what was only read once stops being resident."""
+    def from_file(
+        cls, lib: native.Native, data: npt.NDArray[np.uint8], format_name: str, rows: int, cols: int,
+    ) -> Packed:
+        """The file's bytes in the order this processor likes; what was read once stops being resident."""
         packed = cls(data, format_name, rows, cols)
         if not lib.wants_lanes(native.FORMATS[format_name]):
             return packed
@@ -66,7 +70,7 @@ class Packed:
 
 
 def is_mapped_file(data: npt.NDArray[np.uint8]) -> bool:
-    """Whether these bytes can be read from a file again: a view of a read-only mapping. Other memory is its only copy."""
+    """Whether these bytes can be read from a file again: a view of a read-only mapping."""
     owner: Any = data
     while isinstance(owner, (np.ndarray, memoryview)):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
@@ -103,7 +107,8 @@ def norm_linear(x: Any, norm: Norm | None, w: LinearGroup) -> Step | None:
     if len(w.members) > native.MAX_OUTS:
         return None
     op = _op(native.NORM_LINEAR, w.members, norm=norm)
-    return Step(op, {"x": x}, tuple(member.out_features for member in w.members), (op.keep, w, norm)) if op else None
+    widths = tuple(member.out_features for member in w.members)
+    return Step(op, {"x": x}, widths, (op.keep, w, norm)) if op else None
 
 
 def linear(x: Any, w: Linear) -> Step | None:
@@ -111,7 +116,9 @@ def linear(x: Any, w: Linear) -> Step | None:
     return Step(op, {"x": x}, (w.out_features,), (op.keep, w)) if op else None
 
 
-def linear_out(y: Any, w: Linear, residual: Any = None, post: Norm | None = None, scale: Any = 1.0) -> Step | None:
+def linear_out(
+    y: Any, w: Linear, residual: Any = None, post: Norm | None = None, scale: Any = 1.0,
+) -> Step | None:
     factor = _number(scale)
     op = None if factor is None else _op(native.LINEAR_OUT, (w,), post=post, scale=factor)
     return Step(op, {"x": y, "residual": residual}, (w.out_features,), (op.keep, w, post)) if op else None
@@ -129,14 +136,18 @@ def gated_mlp(
     scale: Any = 1.0,
 ) -> Step | None:
     factor, pair = _number(scale), gate_up.members
-    if factor is None or act not in native.ACTS or len(pair) != 2 or pair[0].out_features != pair[1].out_features:
+    if factor is None or act not in native.ACTS:
+        return None
+    if len(pair) != 2 or pair[0].out_features != pair[1].out_features:
         return None
     op = _op(native.GATED_MLP, (*pair, down), norm=norm, post=post, scale=factor)
     if op is None:
         return None
     op.act = native.ACTS[act]
     op.clamp = -1.0 if clamp is None else clamp
-    return Step(op, {"x": x, "residual": residual}, (down.out_features,), (op.keep, gate_up, down, norm, post))
+    return Step(
+        op, {"x": x, "residual": residual}, (down.out_features,), (op.keep, gate_up, down, norm, post),
+    )
 
 
 def head(x: Any, norm: Norm | None, w: Linear, softcap: float = 0.0, scale: float = 1.0) -> Step | None:
@@ -158,7 +169,9 @@ def attention(
     detail, keep = _attention(region, spec)
     op = _Op(kind=native.ATTENTION, attention=ctypes.addressof(detail))
     reads = {"x": q, "k": k, "v": v, "gate": gate if spec.gate else None}
-    return Step(op, reads, (spec.heads * spec.value_dim,), (detail, keep, region, spec), batch=b, group=region.group)
+    return Step(
+        op, reads, (spec.heads * spec.value_dim,), (detail, keep, region, spec), batch=b, group=region.group,
+    )
 
 
 def tap(b: Any, layer: int, x: Any) -> Step | None:

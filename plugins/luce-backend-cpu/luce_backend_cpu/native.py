@@ -1,4 +1,4 @@
-"""The compiled library from Python: its structures, and how it is opened. Mirrors `csrc/batch.h` and `formats.h`."""
+"""The compiled library from Python: its structures (of `csrc/batch.h`, `formats.h`), and how it is opened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MAX_TABLES = 8
 MAX_OUTS = 8
 
 FORMATS = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13,
+    "Q6_K": 14,
     "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30, "MXFP4": 39,
 }  # fmt: skip
 """Block formats the library reads as they lie in the file, with their ids there."""
@@ -48,10 +49,11 @@ class Batch(Structure):
     """luce_batch."""
 
     _fields_ = [
-        ("rows", c_int32), ("seqs", c_int32), ("held", c_int32), ("words", c_int32), ("row_invariant", c_int32),
-        ("embed_count", c_int32), ("token", c_void_p), ("index", c_void_p), ("position", c_void_p), ("seq", c_void_p),
-        ("query_start", c_void_p), ("length", c_void_p), ("parent", c_void_p), ("sees", c_void_p), ("embeds", c_void_p),
-        ("embed_rows", c_void_p), ("table", Table * MAX_TABLES),
+        ("rows", c_int32), ("seqs", c_int32), ("held", c_int32), ("words", c_int32),
+        ("row_invariant", c_int32), ("embed_count", c_int32),
+        ("token", c_void_p), ("index", c_void_p), ("position", c_void_p), ("seq", c_void_p),
+        ("query_start", c_void_p), ("length", c_void_p), ("parent", c_void_p), ("sees", c_void_p),
+        ("embeds", c_void_p), ("embed_rows", c_void_p), ("table", Table * MAX_TABLES),
     ]  # fmt: skip
 
 
@@ -59,10 +61,11 @@ class Attention(Structure):
     """luce_attention."""
 
     _fields_ = [
-        ("heads", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32), ("value_dim", c_int32), ("scale", c_float),
-        ("softcap", c_float), ("window", c_int32), ("half", c_int32), ("adjacent", c_int32), ("gated", c_int32),
-        ("magnitude", c_float), ("inv_freq", c_void_p), ("axis", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
-        ("v_norm", c_void_p), ("q_eps", c_float), ("k_eps", c_float), ("v_eps", c_float), ("sinks", c_void_p),
+        ("heads", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32), ("value_dim", c_int32),
+        ("scale", c_float), ("softcap", c_float), ("window", c_int32), ("half", c_int32),
+        ("adjacent", c_int32), ("gated", c_int32), ("magnitude", c_float), ("inv_freq", c_void_p),
+        ("axis", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("v_norm", c_void_p),
+        ("q_eps", c_float), ("k_eps", c_float), ("v_eps", c_float), ("sinks", c_void_p),
         ("k_pages", c_void_p), ("v_pages", c_void_p), ("k_format", c_int32), ("v_format", c_int32),
         ("block_entries", c_int32), ("table", c_int32),
     ]  # fmt: skip
@@ -72,18 +75,24 @@ class Op(Structure):
     """luce_op."""
 
     _fields_ = [
-        ("kind", c_int32), ("x", c_int32), ("residual", c_int32), ("gate", c_int32), ("out", c_int32 * MAX_OUTS),
-        ("num_matrices", c_int32), ("matrices", c_void_p), ("norm", c_void_p), ("post", c_void_p), ("norm_eps", c_float),
-        ("post_eps", c_float), ("scale", c_float), ("clamp", c_float), ("softcap", c_float), ("act", c_int32),
+        ("kind", c_int32), ("x", c_int32), ("residual", c_int32), ("gate", c_int32),
+        ("out", c_int32 * MAX_OUTS), ("num_matrices", c_int32), ("matrices", c_void_p),
+        ("norm", c_void_p), ("post", c_void_p), ("norm_eps", c_float), ("post_eps", c_float),
+        ("scale", c_float), ("clamp", c_float), ("softcap", c_float), ("act", c_int32),
         ("attention", c_void_p),
     ]  # fmt: skip
 
 
 ERRORS = {
     1: (EngineError, "A token id lies outside the embedding table. This is a bug of whoever made the batch."),
-    2: (EngineError, "A row's place lies in no block of its sequence. This is a bug of whoever made the batch."),
+    2: (
+        EngineError,
+        "A row's place lies in no block of its sequence. This is a bug of whoever made the batch.",
+    ),
     3: (CapacityError, "The CPU ops' workspace could not be allocated. Use a smaller --chunk."),
-    4: (EngineError, "A model turns its heads in more than 256 different ways, which the C tier does not do."),
+    4: (
+        EngineError, "A model turns its heads in more than 256 different ways, which the C tier does not do.",
+    ),
 }
 
 
@@ -126,8 +135,8 @@ def open_library(path: Path, *, amx: bool = True, share_threads: bool = True) ->
         lib = ctypes.CDLL(str(path))
     except OSError as error:
         raise PluginError(
-            f"The compiled library '{path}' cannot be opened: {error}. Remove it; it is compiled again at the "
-            "next start."
+            f"The compiled library '{path}' cannot be opened: {error}. Remove it; it is compiled again at "
+            "the next start."
         ) from error
     sizes = [lib.luce_sizes(number) for number in range(4)]
     wanted = [ctypes.sizeof(kind) for kind in (Matrix, Batch, Attention, Op)]
@@ -159,7 +168,7 @@ def open_library(path: Path, *, amx: bool = True, share_threads: bool = True) ->
 def torch_openmp() -> tuple[str, tuple[int | None, int | None, int | None]]:
     """Path and entry points (parallel, thread number, threads) of the OpenMP runtime torch has loaded.
 
-    Two runtimes in one process would fight for the cores. Empty where torch brings none that speaks GNU's interface.
+    Two runtimes in one process would fight for the cores. Empty where torch brings none with GNU's interface.
     """
     import torch
 

@@ -16,7 +16,7 @@ class CpuOptions(BaseModel):
 
     tier: Tier = Field(
         "auto",
-        description="How weights are multiplied: c compiles a small library, torch needs no compiler, exact is "
-        "the f32 reference; auto takes c where a compiler is found.",
+        description="How weights are multiplied: c compiles a small library, torch needs no compiler, exact "
+        "is the f32 reference; auto takes c where a compiler is found.",
     )
     exact: bool = Field(False, description="The same as tier exact: every weight as f32, the reference.")

@@ -17,8 +17,8 @@ from luce_core.contracts import ForwardBatch, OpCall, Program, Ref
 from luce_core.ops.record import used_values
 
 GEMM_ROWS = 24
-"""From how many rows on weights are dequantized into panels: 43 ms against 46 at 24 rows, 58 against 51 at 32 (SmolLM2 135M
-Q4_1, 2 cores with AVX-512 VNNI and AMX; benchmarks/cpu/rows.py).
+"""From how many rows on weights are dequantized into panels. int8 against panels: 43 ms and 46 at 24 rows, 58
+and 51 at 32 (SmolLM2 135M Q4_1, 2 cores with AVX-512 VNNI and AMX; benchmarks/cpu/rows.py).
 """
 
 
@@ -196,7 +196,9 @@ class Region:
         return buffers
 
 
-def batch_of(b: ForwardBatch, groups: Sequence[str], row_invariant: bool) -> tuple[native.Batch, list[Tensor]]:
+def batch_of(
+    b: ForwardBatch, groups: Sequence[str], row_invariant: bool,
+) -> tuple[native.Batch, list[Tensor]]:
     """The batch for the library, and tensors that must live until it has run."""
     alive: list[Tensor] = []
 
@@ -214,7 +216,8 @@ def batch_of(b: ForwardBatch, groups: Sequence[str], row_invariant: bool) -> tup
     for number, group in enumerate(groups):
         table = b.table[group]
         entry = given.table[number]
-        entry.block, entry.first, entry.count = pointer(table.block), pointer(table.first), pointer(table.count)
+        entry.block, entry.first = pointer(table.block), pointer(table.first)
+        entry.count = pointer(table.count)
         entry.columns = table.block.shape[1]
     if b.embeds is not None and b.embed_rows is not None:
         alive.append(b.embeds.float())
@@ -224,10 +227,12 @@ def batch_of(b: ForwardBatch, groups: Sequence[str], row_invariant: bool) -> tup
 
 
 def fits(b: ForwardBatch, taps: bool) -> bool:
-    """Whether the library can run this batch: no bidirectional spans, tap buffers as the contract has them."""
+    """Whether the library can run this batch: no bidirectional spans, tap buffers as in the contract."""
     if b.span is not None:
         return False
-    return not taps or all(buffer.dtype == torch.bfloat16 and buffer.is_contiguous() for buffer in b.taps.values())
+    return not taps or all(
+        buffer.dtype == torch.bfloat16 and buffer.is_contiguous() for buffer in b.taps.values()
+    )
 
 
 def region_call(cut: Cut, region: Region) -> OpCall:

@@ -1,8 +1,8 @@
 """Op layer `cpu-torch`: no compiler needed. 4-bit weights in torch's bf16 kernel, everything else as f32.
 
-`_weight_int4pack_mm_for_cpu` computes with w = (q - 8) · scale + zero per group of 32, scales and zeros in bf16. Q4_0, Q4_1
-and Q4_K have that structure, so only scales and activations are rounded. The product's other types in torch are slow
-fallbacks, so other formats stay f32.
+`_weight_int4pack_mm_for_cpu` computes with w = (q - 8) · scale + zero per group of 32, scales and zeros in
+bf16. Q4_0, Q4_1 and Q4_K have that structure, so only scales and activations are rounded. The product's
+other types in torch are slow fallbacks, so other formats stay f32.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ class Int4:
 
 def pack_linear(ops: Any, raw: RawLinear) -> Int4 | Tensor:
     """4-bit formats with whole units of rows -> Int4, others f32[out, in]."""
-    rows, cols = raw.shape
+    rows = raw.shape[0]
     if raw.format in SPLIT and rows % ROW_UNIT == 0:
         codes, scale, minimum = SPLIT[raw.format](np.ascontiguousarray(raw.data))
         zero = minimum + 8 * scale
         both = torch.from_numpy(np.stack((scale, zero), -1)).transpose(0, 1).to(torch.bfloat16).contiguous()
-        weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.from_numpy(codes.astype(np.int32)), 1)
+        weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+            torch.from_numpy(codes.astype(np.int32)), 1,
+        )
         return Int4(weight, both, raw)
     return torch.from_numpy(np.array(FORMATS.by_name(raw.format).dequantize(raw.data), np.float32))
 
@@ -75,7 +77,7 @@ def table_rows(ops: Any, table: Linear, ids: Tensor) -> Tensor:
     return rows if table.scale is None else rows * table.scale
 
 
-# --- the file's blocks as codes u8[rows, cols], scale and minimum f32[rows, groups]; w = scale · code + minimum
+# --- the file's blocks as codes u8[rows, cols], scale and minimum f32[rows, groups]: w = scale · code + min
 
 
 def _split_q4_0(data: Bytes) -> tuple[Bytes, Floats, Floats]:

@@ -11,17 +11,19 @@ import gguf
 import numpy as np
 import pytest
 import torch
-
 from luce_backend_cpu import compiler, native
 from luce_backend_cpu.lowering import Packed
+
 from luce_core.contracts import Linear
 
 X86 = platform.machine() == "x86_64"
 VARIANTS = {
     "native": (compiler.native_flags(), True),
     "no-amx": (compiler.native_flags(), False),
-    **({"avx2": (("-march=x86-64-v3", "-O1"), False), "baseline": (("-march=x86-64", "-O1"), False)} if X86 else {}),
 }
+if X86:
+    VARIANTS["avx2"] = (("-march=x86-64-v3", "-O1"), False)
+    VARIANTS["baseline"] = (("-march=x86-64", "-O1"), False)
 """Name -> (target flags, AMX allowed). -O1 keeps the compilers of the suite quick."""
 
 HALVES = {
@@ -122,7 +124,9 @@ def linear_of():
             "scale": None if scale is None else torch.tensor(scale),
         }
         packed = Packed.from_file(lib, data, format_name, rows, cols)
-        return Linear(packed=packed, **common), Linear(packed=torch.from_numpy(exact(data, format_name).copy()), **common)
+        return Linear(packed=packed, **common), Linear(
+            packed=torch.from_numpy(exact(data, format_name).copy()), **common,
+        )
 
     return make
 

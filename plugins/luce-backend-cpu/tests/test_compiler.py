@@ -9,8 +9,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
 from luce_backend_cpu import compiler, native
+
 from luce_core.errors import PluginError
 
 QUICK = ("-march=x86-64", "-O0") if os.uname().machine == "x86_64" else ("-O0",)
@@ -20,7 +20,8 @@ def fake(folder, body):
     """A compiler that answers --version, then runs `body`; it counts its other calls in `calls`."""
     path = folder / "fakecc"
     path.write_text(
-        f'#!/bin/sh\nif [ "$1" = "--version" ]; then echo "fake cc 1.0"; exit 0; fi\necho x >> "{folder}/calls"\n{body}\n'
+        '#!/bin/sh\nif [ "$1" = "--version" ]; then echo "fake cc 1.0"; exit 0; fi\n'
+        f'echo x >> "{folder}/calls"\n{body}\n'
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return {"CC": str(path), "PATH": os.environ["PATH"]}
@@ -114,7 +115,8 @@ def test_a_library_with_other_structures_is_refused(tmp_path):
 
 def test_the_sources_compile_without_a_warning(tmp_path, sources):
     done = subprocess.run(
-        ["cc", *compiler.FLAGS, *compiler.native_flags(), "-O0", "-Wall", "-Wextra", "-Werror", str(sources / compiler.UNIT),
+        ["cc", *compiler.FLAGS, *compiler.native_flags(), "-O0", "-Wall", "-Wextra", "-Werror",
+        str(sources / compiler.UNIT),
          "-o", str(tmp_path / "luce_cpu.so"), "-lm"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -5,15 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
 from luce_backend_cpu import lowering, native
 from luce_backend_cpu.region import GEMM_ROWS, single
+
 from luce_core.contracts import LinearGroup
 
 BLOCK_32 = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
 BLOCK_256 = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 PLAIN = ("F32", "F16", "BF16")
-SHAPES = [(name, 35, 96) for name in BLOCK_32] + [(name, 35, 512) for name in BLOCK_256] + [(name, 35, 83) for name in PLAIN]
+SHAPES = [
+    *((name, 35, 96) for name in BLOCK_32),
+    *((name, 35, 512) for name in BLOCK_256),
+    *((name, 35, 83) for name in PLAIN),
+]
 """Rows no multiple of 16; an odd number of blocks of 32; floats that fill no register."""
 
 
@@ -81,7 +85,12 @@ def test_long_rows_are_cut_into_k_blocks(lib, linear_of, name):
     w, reference = linear_of(lib, name, 33, 4096)
     x = np.random.default_rng(9).standard_normal((30, 4096)).astype(np.float32)
     dense = reference.packed.numpy().astype(np.float64)
-    close(run_linear(lib, w, x), x.astype(np.float64) @ dense.T, np.abs(x) @ np.abs(dense).T, 2**-8 if lib.amx else 2e-6)
+    close(
+        run_linear(lib, w, x),
+        x.astype(np.float64) @ dense.T,
+        np.abs(x) @ np.abs(dense).T,
+        2**-8 if lib.amx else 2e-6,
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 9, 30])

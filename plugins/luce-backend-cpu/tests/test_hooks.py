@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
 from luce_backend_cpu import compiler, hooks, machine
 from luce_backend_cpu.compiler import Library
+
 from luce_core.ops.namespace import KNOWN_OPS
 from luce_core.registry import resolve
 from luce_core.testing.plugin import PluginContract
@@ -20,13 +20,17 @@ class TestContract(PluginContract):
 
 
 def plan(device="cpu", **values):
-    fields = {"cpu.tier": "auto", "cpu.exact": False, "deterministic": False, "execution.op_layers": (), **values}
+    fields = {
+        "cpu.tier": "auto", "cpu.exact": False, "deterministic": False, "execution.op_layers": (), **values,
+    }
     return SimpleNamespace(models=(SimpleNamespace(layer_device=(device, device)),), values=fields)
 
 
 @pytest.fixture(params=[True, False], ids=["compiler", "no compiler"])
 def has_compiler(request, monkeypatch):
-    found = Library(Path("x.so"), "compiled by gcc 12") if request.param else Library(None, "no C compiler: 'cc' is not there")
+    found = Library(Path("x.so"), "compiled by gcc 12")
+    if not request.param:
+        found = Library(None, "no C compiler: 'cc' is not there")
     monkeypatch.setattr(compiler, "library", lambda: found)
     return request.param
 
@@ -87,7 +91,9 @@ def test_hook_luce_register_ops():
         for impl in layer.ops:
             assert impl.op in KNOWN_OPS or impl.op in ("*", "cpu.region")
             assert callable(resolve(impl.fn, f"op {impl.op!r}"))
-    deterministic = {layer.name: all(impl.row_invariant for impl in layer.ops) for layer in hooks.luce_register_ops()}
+    deterministic = {
+        layer.name: all(impl.row_invariant for impl in layer.ops) for layer in hooks.luce_register_ops()
+    }
     assert deterministic == {"cpu-c": False, "cpu-c-rows": True, "cpu-torch": False}
 
 

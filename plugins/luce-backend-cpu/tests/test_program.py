@@ -6,11 +6,21 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-
 from luce_backend_cpu import torch_tier
 from luce_backend_cpu.c_tier import FAST, ROWS
 from luce_backend_cpu.hooks import C_OPS
-from luce_core.contracts import AttentionSpec, Linear, LinearGroup, Norm, RawLinear, Region, RopeSpec, SeqTable, Tap
+
+from luce_core.contracts import (
+    AttentionSpec,
+    Linear,
+    LinearGroup,
+    Norm,
+    RawLinear,
+    Region,
+    RopeSpec,
+    SeqTable,
+    Tap,
+)
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import Recorder, build_ops, compile_program, rewrite
 
@@ -55,7 +65,9 @@ class Net:
                 {
                     "norm": norm(),
                     "qkv": LinearGroup(
-                        tuple(linear(n, rows, E, "Q4_0") for n, rows in (("q", H * D), ("k", HK * D), ("v", HK * D)))
+                        tuple(
+                            linear(n, heads * D, E, "Q4_0") for n, heads in (("q", H), ("k", HK), ("v", HK))
+                        )
                     ),
                     "kv": Region(f"kv{number}", "full", pages, BLOCK),
                     "spec": AttentionSpec(number, H, HK, D, D, D**-0.5, rope),
@@ -165,7 +177,9 @@ def test_taps_get_the_residual(models):
         assert buffer.abs().max() > 0
 
 
-@pytest.mark.parametrize(("name", "bound"), [("cpu-c", 0.06), ("cpu-c-rows", 0.06), ("cpu-torch", 0.06), ("program", 0.06)])
+@pytest.mark.parametrize(
+    ("name", "bound"), [("cpu-c", 0.06), ("cpu-c-rows", 0.06), ("cpu-torch", 0.06), ("program", 0.06)],
+)
 def test_logits_stay_near_the_exact_tier(models, name, bound):
     """The bound is of the largest logit; int8 activations and bf16 scales leave about 2 % in this net."""
     for phase in ("held", "prefill"):

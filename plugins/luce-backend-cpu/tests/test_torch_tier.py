@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
 from luce_backend_cpu import torch_tier
+
 from luce_core.contracts import Linear, RawLinear
 
 
@@ -23,7 +23,8 @@ def test_four_bit_weights(blocks, dequantized, name, cols, batch):
     assert isinstance(w.packed, torch_tier.Int4)
     x = np.random.default_rng(2).standard_normal((batch, cols)).astype(np.float32)
     got = torch_tier.linear(None, torch.from_numpy(x), w).numpy()
-    # scale and zero of a group are rounded to bf16 separately: 2^-8 of 16 scales, and the product of w and x likewise
+    # scale and zero of a group are rounded to bf16 separately: 2^-8 of 16 scales, and the product of w and
+    # x likewise
     group = np.abs(dense).reshape(48, -1, 32).max(-1).repeat(32, axis=1)
     assert (np.abs(got - x @ dense.T) <= 2**-6 * (np.abs(x) @ group.T)).all()
 
