@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tokenizers
@@ -11,6 +11,11 @@ from tokenizers import models, pre_tokenizers
 
 from luce_core.text.pretokenizers import GEMMA4, PRE_TOKENIZERS, SENTENCEPIECE, PreTokenizer
 from luce_core.text.vocabulary import SPACE_MARK, TokenType, Vocabulary, wrong_key
+
+# The engine of the splitting patterns gives up, and takes the thread with it, after ten million steps in one
+# match; a run of blanks or capitals needs a few for each of its characters.
+MAX_SPLIT_CHARS = 500_000
+_LINE_START = re.compile(r"(?<=\S)\n(?=[^\W\d_])")
 
 MODELS = ("gpt2", "llama", "gemma4")
 
@@ -156,3 +161,18 @@ def _merges_from_scores(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[
                 ranked.append((score, token, cut, left, right))
     ranked.sort()
     return [(left, right) for *_, left, right in ranked]
+
+
+def cut_at_lines(text: str, limit: int) -> Iterator[str]:
+    """Stretches of at most `limit` characters, cut where every splitter cuts: a line end before a letter.
+
+    Only text without such a place is cut anywhere, so only there can words differ from those of the whole.
+    """
+    start = 0
+    while len(text) - start > limit:
+        stop = start + limit
+        for match in _LINE_START.finditer(text, start, stop):
+            stop = match.end()
+        yield text[start:stop]
+        start = stop
+    yield text[start:]

@@ -17,10 +17,12 @@ import attrs
 
 from luce_core.errors import RequestError
 from luce_core.text.merging import (
+    MAX_SPLIT_CHARS,
     RARE_BYTES,
     adds_bos,
     build_merger,
     choose_pre_tokenizer,
+    cut_at_lines,
     mapped_bytes,
     marked_bytes,
     missing_bytes,
@@ -74,6 +76,7 @@ class Tokenizer:
             )
         self._literal_pattern = _any_of(self._literal_ids)
         self._structural_pattern = _any_of(self._structural_ids)
+        self._splits = bool(pre.patterns)
         self._merger = build_merger(vocabulary, pre, structural)
 
     @classmethod
@@ -154,7 +157,9 @@ class Tokenizer:
             text = without_bytes(text, self._missing)
         if self._marked_spaces:
             text = text.replace(" ", SPACE_MARK)
-        ids: list[int] = self._merger.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for stretch in cut_at_lines(text, MAX_SPLIT_CHARS) if self._splits else (text,):
+            ids.extend(self._merger.encode(stretch, add_special_tokens=False).ids)
         return ids
 
     # --- ids to text ---------------------------------------------------------------------------------------

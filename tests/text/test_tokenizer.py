@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from luce_core.errors import ModelFormatError, RequestError
 from luce_core.testing.toy_vocab import toy_vocabulary
 from luce_core.text import Segment, Tokenizer
+from luce_core.text.merging import cut_at_lines
 from luce_core.text.vocabulary import TokenType, is_marker
 
 TOY = Tokenizer.from_metadata(toy_vocabulary("bpe"))
@@ -144,6 +145,32 @@ def test_any_text_survives(text):
     assert TOY.decode(TOY.encode(text)) == text
     assert TOY.decode(TOY.encode(text, special=True)) == text
     assert TOY_SPM.decode(TOY_SPM.encode(text), special=False) == text
+
+
+SPLITTERS = {
+    pre: Tokenizer.from_metadata(changed(pre=pre))
+    for pre in ("qwen2", "gpt-2", "deepseek-v3", "deepseek-llm", "gpt-4o", "laguna", "bailingmoe", "default")
+}
+LINES = st.sampled_from(["hello", " ", "  ", "\n", "the", "A", "é", "1", "\n\n", "x\ny", "word\n", "\t"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(LINES, max_size=60), st.integers(9, 40))
+def test_long_text_is_cut_only_where_every_splitter_cuts(words, limit):
+    text = "".join(words)
+    stretches = list(cut_at_lines(text, limit))
+    assert "".join(stretches) == text
+    assert max(map(len, stretches)) <= limit
+    cuts = list(itertools.pairwise(stretches))
+    if all(a.endswith("\n") and not a[-2:].isspace() and b[0].isalpha() for a, b in cuts):
+        for tokenizer in SPLITTERS.values():
+            pieces = [token for stretch in stretches for token in tokenizer.encode(stretch)]
+            assert pieces == tokenizer.encode(text)
+
+
+@pytest.mark.slow
+def test_an_endless_run_does_not_break_the_splitter():
+    assert len(SPLITTERS["gpt-4o"].encode(" " * 11_000_000 + "x")) > 5_500_000
 
 
 def test_half_surrogates_become_replacement_characters():
