@@ -51,3 +51,15 @@ def test_neighbouring_arguments_are_uncorrelated(change):
 
 def test_seeds_that_differ_only_above_bit_32_differ():
     assert not torch.equal(uniforms(1, 0, 100), uniforms(1 + (1 << 32), 0, 100))
+
+
+def test_the_fast_lanes_of_the_cpu_give_the_integers_of_every_device():
+    generator = torch.Generator().manual_seed(0)
+    seed = torch.randint(-(2**63), 2**63 - 1, (7, 1), generator=generator)
+    index = torch.randint(0, 2**31, (7, 1), generator=generator, dtype=torch.int32)
+    token = torch.arange(5000)[None]
+    bits = NOISE.bits(seed, index, token)
+    assert int(bits.min()) >= 0
+    assert int(bits.max()) < 1 << 32
+    expected = ((bits.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
+    assert torch.equal(NOISE.uniform(seed, index, token), expected)
