@@ -110,9 +110,15 @@ async def _chat(service: GenerationService, options: Options, history: Path) -> 
 async def _answer(service: GenerationService, options: Options, conversation: Conversation) -> None:
     """One answer; Ctrl-C stops it and it alone."""
     writer = _Writer(sys.stdout.write, watched=True)
-    task = asyncio.ensure_future(_Answer(service, options, conversation, writer).make())
+    answer = _Answer(service, options, conversation, writer)
+    task = asyncio.ensure_future(answer.make())
+
+    def stop() -> None:
+        answer.stopped = True
+        task.cancel()
+
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    loop.add_signal_handler(signal.SIGINT, stop)
     try:
         await task
     except asyncio.CancelledError:
@@ -181,6 +187,8 @@ class _Answer:
         self.options = options
         self.conversation = conversation
         self.writer = writer
+        self.stopped = False
+        """Cancelling alone may be lost: `asyncio.wait_for` of Python 3.11 swallows it when data is there."""
 
     async def make(self) -> None:
         """Raises RequestError or EngineError when there is no answer."""
@@ -197,6 +205,8 @@ class _Answer:
         try:
             async with aclosing(self.service.generate(wanted)) as events:  # type: ignore[type-var]
                 async for event in events:
+                    if self.stopped:
+                        raise asyncio.CancelledError
                     self._take(event, content, reasoning)
         finally:
             if content or reasoning:

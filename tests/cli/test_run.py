@@ -10,7 +10,9 @@ import time
 
 import pytest
 
-from luce_core.testing.toy import write_toy_model
+from luce_core.gguf import read_header
+from luce_core.testing.toy import ToyLaw, write_toy_model
+from luce_core.text import ChatTemplate, Tokenizer, normalize_messages
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 PATIENCE_S = 60
@@ -151,12 +153,22 @@ def test_alt_enter_begins_a_new_line(terminal, toy_model, tmp_path):
     assert talk.end() == 0
 
 
+LONG_SALT = 274
+"""Found by trying: a toy that answers "go" with more than 500 tokens, so that there is time to stop it."""
+
+
+def test_the_long_answer_is_long(tmp_path):
+    metadata = read_header(write_toy_model(tmp_path / "long.gguf", salt=LONG_SALT)).metadata
+    tokenizer = Tokenizer.from_metadata(metadata)
+    asked = normalize_messages([{"role": "user", "content": "go"}])
+    prompt = tokenizer.encode_segments(ChatTemplate.from_metadata(metadata).render(asked, kwargs={}))
+    law = ToyLaw(tokenizer.vocab_size, LONG_SALT)
+    assert len(law.greedy(prompt, 500, tokenizer.eog)) == 500
+
+
 def test_ctrl_c_stops_the_answer_not_the_program(terminal, tmp_path):
-    model = write_toy_model(tmp_path / "long.gguf", context=100_000)
+    model = write_toy_model(tmp_path / "long.gguf", salt=LONG_SALT, context=4000)
     talk = terminal(model, "--temperature", "0")
-    talk.type("/set max-tokens 90000\r")
-    talk.until("max-tokens 90000")
-    talk.ready()
     talk.type("go\r")
     talk.until("go\n+[^\n]+")  # some of the answer is there
     talk.type("\x03")  # now a signal
