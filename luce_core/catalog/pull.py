@@ -61,7 +61,8 @@ def _pull_locked(entry: CatalogEntry, sources: list[Source], store: Store, progr
 def _drop_leftovers(work: Path) -> None:
     """What attempts of pip left, wheels included; a part file of the hub stays, it will be continued."""
     for attempt in work.glob("pip-*"):
-        shutil.rmtree(attempt)
+        # A pip whose pull was killed may still write there; what it leaves is harmless and goes next time.
+        shutil.rmtree(attempt, ignore_errors=True)
 
 
 def _add(source: Source, part: Part, *, only: bool, progress: Progress) -> None:

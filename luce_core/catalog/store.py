@@ -70,7 +70,7 @@ class Store:
         final = self.path(entry)
         part.replace(final)
         _sync_folder(self.root)
-        shutil.rmtree(self.work(entry))
+        shutil.rmtree(self.work(entry), ignore_errors=True)  # the model is whole whatever is left there
         return final
 
     def remove(self, entry: CatalogEntry) -> int:
