@@ -127,11 +127,12 @@ def cell(values: dict[str, float]) -> str:
 
 def table(result: dict[str, Any]) -> str:
     names = list(result["engines"])
+    columns = [*names, "ratio"] if len(names) > 1 else names
     lines = [
         f"{result['device']}; {result['model']}; kv {result['kv']}; context {result['context']}; "
         f"{result['threads']} threads; batch 1; commit {result['commit']}; load {result['load_at_start']}",
         *(f"  {name}: {result['engines'][name]['engine']}" for name in names),
-        f"{'tokens/s: median (range)':28}" + "".join(f"{name:>26}" for name in [*names, "ratio"][: 3]),
+        f"{'tokens/s: median (range)':28}" + "".join(f"{name:>26}" for name in columns),
     ]
     for what in ("prefill", "decode"):
         for depth, row in result[what].items():
@@ -142,7 +143,7 @@ def table(result: dict[str, Any]) -> str:
     allowed = 1.5 * room["file"] + room["kv"]
     lines.append(f"resident for the model, MiB (1.5 x file + KV = {allowed / MIB:.0f})")
     lines += [
-        f"  {name}: {room[name]['model'] / MIB:.0f} (+ {room[name]['imports'] / MIB:.0f} Python and libraries)"
+        f"  {name}: {room[name]['model'] / MIB:.0f} (+ {room[name]['imports'] / MIB:.0f} for the libraries)"
         for name in names
     ]
     return "\n".join(lines)

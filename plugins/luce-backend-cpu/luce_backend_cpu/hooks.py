@@ -58,7 +58,7 @@ def luce_register_ops() -> list[OpLayer]:
             "cpu-c",
             "FAST",
             False,
-            "int8 activations and bf16 or f32 panels on the file's own bytes, compiled C",
+            "two int8 terms per activation, bf16 or f32 panels, on the file's own bytes",
         ),
         _c_layer(
             "cpu-c-rows", "ROWS", True, "the same, every row by itself: bits do not depend on the batch",

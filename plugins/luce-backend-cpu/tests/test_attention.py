@@ -161,7 +161,8 @@ def test_any_prefill(quick_lib, data):
 PLAIN = AttentionSpec(layer=0, heads=6, kv_heads=2, head_dim=64, value_dim=64, scale=0.125, rope=None)
 ROPED = AttentionSpec(
     layer=0, heads=6, kv_heads=2, head_dim=20, value_dim=8, scale=0.2,
-    rope=RopeSpec(torch.linspace(1, 0.01, 10)), window=30, sinks=torch.linspace(-1, 2, 6), softcap=4.0, gate="sigmoid",
+    rope=RopeSpec(torch.linspace(1, 0.01, 10)), window=30, sinks=torch.linspace(-1, 2, 6), softcap=4.0,
+    gate="sigmoid",
 )  # fmt: skip
 
 

@@ -177,15 +177,23 @@ def test_taps_get_the_residual(models):
         assert buffer.abs().max() > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "bound"), [("cpu-c", 0.06), ("cpu-c-rows", 0.06), ("cpu-torch", 0.06), ("program", 0.06)],
-)
-def test_logits_stay_near_the_exact_tier(models, name, bound):
-    """The bound is of the largest logit; int8 activations and bf16 scales leave about 2 % in this net."""
-    for phase in ("held", "prefill"):
-        want = models["exact"].run(phase, [row(0, TEXT)])
-        got = models[name].run(phase, [row(0, TEXT)])
-        assert (got - want).abs().max() <= bound * want.abs().max()
+BOUNDS = {"cpu-c": 1e-3, "cpu-c-rows": 1e-3, "program": 1e-3, "cpu-torch": 0.06}
+"""Of the largest logit; two int8 terms leave 1e-4 in this net, bf16 (torch's kernel, prompts with AMX) 2 %."""
+
+
+@pytest.mark.parametrize("name", list(BOUNDS))
+@pytest.mark.parametrize("phase", ["held", "prefill"])
+def test_logits_stay_near_the_exact_tier(models, name, phase):
+    want = models["exact"].run(phase, [row(0, TEXT)])
+    got = models[name].run(phase, [row(0, TEXT)])
+    assert (got - want).abs().max() <= BOUNDS[name] * want.abs().max()
+
+
+@pytest.mark.parametrize("name", list(BOUNDS))
+def test_logits_of_a_long_prompt_stay_near_the_exact_tier(models, name):
+    want = models["exact"].run("prefill", [row(0, 4 * TEXT)])
+    got = models[name].run("prefill", [row(0, 4 * TEXT)])
+    assert (got - want).abs().max() <= 0.06 * want.abs().max()
 
 
 def greedy(model, count):
@@ -207,7 +215,7 @@ def test_greedy_tokens_agree_until_a_near_tie(models, name):
     agreed = 0
     for (token, gap), (other, _) in zip(want, got, strict=True):
         if token != other:
-            assert gap <= 0.12 * scale, f"token {agreed} differs although the exact tier is sure by {gap:.2f}"
+            assert gap <= 2 * BOUNDS[name] * scale, f"token {agreed} differs although the exact tier is sure by {gap:.2f}"
             break
         agreed += 1
     assert agreed >= 3

@@ -245,18 +245,24 @@ INLINE int32_t dword_at(const int8_t *q) { int32_t x; memcpy(&x, q, sizeof x); r
             for (int r = 0; r < rows; r++) {                                                                             \
                 const act64 *x = a + r * per_row + i / 2;                                                                \
                 const int h = i % 2;                                                                                     \
-                const int8_t *q = x->q + 32 * h;                                                                         \
-                __m512i dots[2];                                                                                         \
-                for (int k = 0; k < 2; k++) dots[k] = _mm512_set1_epi32((ZERO) ? -(ZERO) * x->total[2 * h + k] : 0);     \
+                const int8_t *q = x->q + 32 * h, *rest = x->r + 32 * h;                                                  \
+                __m512i dots[2], more[2];                                                                                \
+                for (int k = 0; k < 2; k++) {                                                                            \
+                    dots[k] = _mm512_set1_epi32((ZERO) ? -(ZERO) * x->total[2 * h + k] : 0);                             \
+                    more[k] = _mm512_set1_epi32((ZERO) ? -(ZERO) * x->rtotal[2 * h + k] : 0);                            \
+                }                                                                                                        \
                 for (int j = 0; j < 4; j++) {                                                                            \
                     dots[0] = _mm512_dpbusd_epi32(dots[0], g.code[j], _mm512_set1_epi32(dword_at(q + 4 * j)));           \
                     dots[1] = _mm512_dpbusd_epi32(dots[1], g.code[4 + j], _mm512_set1_epi32(dword_at(q + 16 + 4 * j)));  \
+                    more[0] = _mm512_dpbusd_epi32(more[0], g.code[j], _mm512_set1_epi32(dword_at(rest + 4 * j)));        \
+                    more[1] = _mm512_dpbusd_epi32(more[1], g.code[4 + j], _mm512_set1_epi32(dword_at(rest + 16 + 4 * j)));\
                 }                                                                                                        \
                 if (HALVES) {                                                                                            \
-                    const v16f first = (v16f)_mm512_cvtepi32_ps(dots[0]), second = (v16f)_mm512_cvtepi32_ps(dots[1]);    \
+                    const v16f first = two_terms((v16i)dots[0], (v16i)more[0]);                                          \
+                    const v16f second = two_terms((v16i)dots[1], (v16i)more[1]);                                         \
                     sum[r] += (first * g.scale[0] + second * g.scale[1]) * splat(x->d[2 * h]);                           \
                 } else {                                                                                                 \
-                    const v16f both = (v16f)_mm512_cvtepi32_ps(_mm512_add_epi32(dots[0], dots[1]));                      \
+                    const v16f both = two_terms((v16i)dots[0] + (v16i)dots[1], (v16i)more[0] + (v16i)more[1]);           \
                     sum[r] += both * (g.scale[0] * splat(x->d[2 * h]));                                                  \
                 }                                                                                                        \
                 if (!(ZERO)) sum[r] += g.minimum * splat(x->dsum[2 * h] + x->dsum[2 * h + 1]);                           \
