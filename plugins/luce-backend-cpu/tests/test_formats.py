@@ -49,7 +49,7 @@ def test_few_rows_are_products_of_two_int8_terms(lib, linear_of, name, rows, col
     x = np.random.default_rng(7).standard_normal((batch, cols)).astype(np.float32)
     got = run_linear(lib, w, x)
     dense = reference.packed.numpy().astype(np.float64)
-    # two terms hold an activation to 1 / (127 · 254 · 2) of the largest of its 32; one term alone would miss by 4e-3
+    # two terms hold an activation to 1 / (127 · 254 · 2) of the largest of its 32; one alone misses by 4e-3
     close(got, x @ dense.T, np.abs(x) @ np.abs(dense).T, 2e-6 if name in PLAIN else 3e-5)
 
 

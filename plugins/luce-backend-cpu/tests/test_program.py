@@ -178,7 +178,7 @@ def test_taps_get_the_residual(models):
 
 
 BOUNDS = {"cpu-c": 1e-3, "cpu-c-rows": 1e-3, "program": 1e-3, "cpu-torch": 0.06}
-"""Of the largest logit; two int8 terms leave 1e-4 in this net, bf16 (torch's kernel, prompts with AMX) 2 %."""
+"""Of the largest logit; two int8 terms leave 1e-4 in this net, bf16 (torch's kernel) 2 %."""
 
 
 @pytest.mark.parametrize("name", list(BOUNDS))
@@ -215,7 +215,7 @@ def test_greedy_tokens_agree_until_a_near_tie(models, name):
     agreed = 0
     for (token, gap), (other, _) in zip(want, got, strict=True):
         if token != other:
-            assert gap <= 2 * BOUNDS[name] * scale, f"token {agreed} differs although the exact tier is sure by {gap:.2f}"
+            assert gap <= 2 * BOUNDS[name] * scale, f"token {agreed} differs; the exact gap is {gap:.2f}"
             break
         agreed += 1
     assert agreed >= 3
