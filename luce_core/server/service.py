@@ -137,7 +137,9 @@ class GenerationService:
             yield Start(request.request, len(wanted.prompt))
             while not done:
                 try:
-                    event = await asyncio.wait_for(queue.get(), self.heartbeat_s)
+                    # Not wait_for: on Python 3.11 it can swallow a cancellation that comes with an event.
+                    async with asyncio.timeout(self.heartbeat_s):
+                        event = await queue.get()
                 except TimeoutError:
                     yield Heartbeat("waiting")
                     continue

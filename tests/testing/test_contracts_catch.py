@@ -189,7 +189,13 @@ def test_an_architecture_is_caught_that_does_not_look_at_its_tensors(pytester):
 
 
 def test_an_allocation_is_caught_that_is_not_what_the_plan_says(pytester):
-    prelude = "import luce_core.testing.arch as kit\nkit.state_bytes = lambda *arguments: 1\n"
+    prelude = """
+import pytest
+
+@pytest.fixture(autouse=True)
+def _another_plan(monkeypatch):
+    monkeypatch.setattr("luce_core.testing.arch.state_bytes", lambda *arguments: 1)
+"""
     expected = {"test_the_state_takes_the_bytes_the_plan_says"}
     assert arch(pytester, expected, prelude=prelude) == expected
 
@@ -259,7 +265,7 @@ def test_a_plugin_is_caught_that(pytester, name):
 
 def test_a_static_index_is_caught_that_differs_from_the_hooks(pytester):
     suite = """
-    import importlib_metadata
+    import importlib_metadata, pytest
     from luce_core.testing.plugin import PluginContract
 
     class Fake:
@@ -267,7 +273,9 @@ def test_a_static_index_is_caught_that_differs_from_the_hooks(pytester):
             [importlib_metadata.EntryPoint("arch.other", "x", "luce_core.provides")]
         )
 
-    importlib_metadata.distribution = lambda name: Fake()
+    @pytest.fixture(autouse=True)
+    def _another_index(monkeypatch):
+        monkeypatch.setattr(importlib_metadata, "distribution", lambda name: Fake())
 
     class TestBroken(PluginContract):
         hooks = "broken_hooks"
