@@ -18,7 +18,9 @@ MAX_TOTAL_BYTES = 512 * 2**20  # plus, for each byte that came in:
 TOTAL_BYTES_PER_BYTE = 1024  # templates that show all tools again in every turn are slow, but not hostile
 MAX_INT_BITS = 4096
 NODE_BYTES = 16  # what a number, or the frame of a list or dict, counts
+PART_BYTES = 128  # what one more small string counts
 _STEPS_PER_LOOK = 256
+_GLANCES_PER_LOOK = 16
 
 
 class LimitError(TemplateError):
@@ -31,6 +33,7 @@ class Budget:
 
     deadline_s: float = attrs.field(factory=lambda: time.thread_time() + MAX_CPU_S)
     steps: int = 0
+    glances: int = 0
     spent_bytes: int = 0
     total_bytes: int = attrs.field(factory=lambda: MAX_TOTAL_BYTES)
 
@@ -39,7 +42,18 @@ class Budget:
         self.steps += count
         if self.steps > MAX_STEPS:
             raise LimitError(f"it took more than {MAX_STEPS:,} steps")
-        if self.steps % _STEPS_PER_LOOK < count and time.thread_time() > self.deadline_s:
+        if self.steps % _STEPS_PER_LOOK < count:
+            self.look()
+
+    def glance(self) -> None:
+        """Beside an operation that is no step but takes its time on large values."""
+        self.glances += 1
+        if self.glances % _GLANCES_PER_LOOK == 0:
+            self.look()
+
+    def look(self) -> None:
+        """Whether there is time left."""
+        if time.thread_time() > self.deadline_s:
             raise LimitError(f"it took more than {MAX_CPU_S:g} s")
 
     def allow(self, num_bytes: int) -> None:

@@ -144,8 +144,9 @@ class _Compiled:
             self.reads = frozenset(meta.find_undeclared_variables(self._environment.parse(source)))
             self._template = self._environment.from_string(source)
         except TemplateSyntaxError as error:
+            reason = (error.message or "").rstrip(".")
             raise ModelFormatError(
-                f"Key '{key}' does not compile: line {error.lineno}: {error.message}. {_OWN_TEMPLATE}"
+                f"Key '{key}' does not compile: line {error.lineno}: {reason}. {_OWN_TEMPLATE}"
             ) from None
         except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
             raise ModelFormatError(f"Key '{key}' does not compile: {error}. {_OWN_TEMPLATE}") from None

@@ -123,13 +123,21 @@ class MarkedText(str):
     def replace(self, old: str, new: str, count: SupportsIndex = -1) -> str:
         if not old:  # between every two characters: nobody needs marks there
             return super().replace(old, new, count)
-        pieces: list[str] = []
-        at, left = 0, operator.index(count)
+        text = super().replace(old, new, count)
+        inner = new._spans if isinstance(new, MarkedText) else ()
+        if not self._spans and not inner:
+            return MarkedText._with(text, ())
+        spans: list[Span] = []
+        moved = at = 0  # how far what follows has moved; the end of the last place
+        left = operator.index(count)
         while left != 0 and (found := self.find(old, at)) >= 0:
-            pieces += (self._cut(at, found), new)
+            _append(spans, _clipped(self._spans, at, found), at + moved)
+            _append(spans, inner, found + moved)
             at = found + len(old)
+            moved += len(new) - len(old)
             left -= 1
-        return joined([*pieces, self._cut(at, len(self))]) if pieces else self
+        _append(spans, _clipped(self._spans, at, len(self)), at + moved)
+        return MarkedText._with(text, spans)
 
     def join(self, parts: Iterable[str]) -> str:
         between: list[str] = []
@@ -147,14 +155,18 @@ def joined(pieces: Iterable[str]) -> MarkedText:
     at = 0
     for piece in pieces:
         if isinstance(piece, MarkedText):
-            for start, end in piece._spans:
-                if spans and spans[-1][1] == at + start:
-                    spans[-1] = (spans[-1][0], at + end)
-                else:
-                    spans.append((at + start, at + end))
+            _append(spans, piece._spans, at)
         texts.append(piece)
         at += len(piece)
     return MarkedText._with("".join(texts), spans)
+
+
+def _append(spans: list[Span], more: Iterable[Span], offset: int) -> None:
+    for start, end in more:
+        if spans and spans[-1][1] == offset + start:
+            spans[-1] = (spans[-1][0], offset + end)
+        else:
+            spans.append((offset + start, offset + end))
 
 
 def trusted(text: str) -> MarkedText:

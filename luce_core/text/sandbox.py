@@ -10,11 +10,12 @@ Only listed filters and methods exist, each either unable to grow its input or c
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence, ValuesView
 from datetime import datetime
 from typing import Any
 
@@ -27,8 +28,9 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
+from markupsafe import escape
 
-from luce_core.text.budget import MAX_INT_BITS, NODE_BYTES, Budget, Counted, LimitError
+from luce_core.text.budget import MAX_INT_BITS, NODE_BYTES, PART_BYTES, Budget, Counted, LimitError
 from luce_core.text.marked import MarkedText, bulk, is_trusted, joined, trusted
 
 
@@ -75,6 +77,16 @@ class _TrustingGenerator(CodeGenerator):
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
         self._weighed(super().visit_Dict, node, frame)
 
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        self.write("environment.watch(")
+        super().visit_Compare(node, frame)
+        self.write(")")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        self.write("environment.watch(" if isinstance(node.arg, nodes.Slice) else "(")
+        super().visit_Getitem(node, frame)
+        self.write(")")
+
     def _output_const_repr(self, group: Iterable[Any]) -> str:
         return self._literal("".join(group))
 
@@ -113,14 +125,28 @@ _TEXT_METHODS = frozenset(
     }
 )  # fmt: skip
 _PLAIN_FILTERS = (
-    "abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float",
-    "groupby", "int", "items", "last", "length", "lower", "map", "max", "min", "reject",
-    "rejectattr", "reverse", "select", "selectattr", "sort", "striptags", "sum", "title", "trim",
-    "truncate", "unique", "upper", "urlencode", "wordcount",
+    "abs", "attr", "capitalize", "count", "d", "default", "dictsort", "first", "float",
+    "int", "items", "last", "length", "lower", "map", "max", "min", "reject",
+    "rejectattr", "reverse", "select", "selectattr", "sum", "title", "trim",
+    "truncate", "unique", "upper",
+)  # fmt: skip
+_COMPARING_TESTS = (
+    "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<=", "gt", ">", "greaterthan", "ge",
+    ">=", "in",
 )  # fmt: skip
 _DICT_NAMES = frozenset(dir(dict))
+_LINE_ENDS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_WORDS = re.compile(r"\S+")
+_VIEWS = (KeysView, ValuesView, ItemsView)
 _WIDE = re.compile(r"\d{5,}|\*")
 _PERCENT = re.compile(r"%[sd%]")
+
+
+class _Namespace(Namespace):
+    """Shows nothing of what it holds: that may be much more than the list it is printed with."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -141,17 +167,27 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._guarded_methods = {
             "replace": self._replace,
             "join": self._join_method,
+            "split": self._split,
+            "rsplit": self._split_right,
+            "splitlines": self._lines,
             "format": lambda owner, *args, **kwargs: self._format(owner, args, kwargs),
         }
         self._now = now
         self.concat = self._concat  # type: ignore[method-assign]  # what macros and set blocks print into
         del self.globals["lipsum"]
-        self.globals.update(raise_exception=_raise_exception, strftime_now=self._strftime_now)
-        self.filters = {name: FILTERS[name] for name in _PLAIN_FILTERS}
-        self.filters.update(
+        self.globals.update(
+            namespace=_Namespace, raise_exception=self._raise_exception, strftime_now=self._strftime_now
+        )
+        self.filters = {}
+        self._watch_filters(
+            **{name: FILTERS[name] for name in _PLAIN_FILTERS},
+            e=self._escape,
+            escape=self._escape,
+            groupby=self._groupby,
+            sort=self._sort,
             luce_count=self._counted,
             format=lambda text, *args, **kwargs: self._percent(self.to_text(text), kwargs or args),
-            from_json=lambda text: self.weigh(json.loads(text)),
+            from_json=self._from_json,
             indent=self._indent,
             join=self._join,
             list=self._list,
@@ -161,6 +197,23 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             string=self.to_text,
             tojson=self._tojson,
         )
+
+        tests: dict[str, Any] = self.tests
+        tests.update((name, self._watched(tests[name])) for name in _COMPARING_TESTS)
+
+    def _watch_filters(self, **filters: Callable[..., Any]) -> None:
+        self.filters.update((name, self._watched(function)) for name, function in filters.items())
+
+    def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)  # keeps the mark that jinja2 sets on functions it passes itself to
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.budget.look()
+            result = function(*args, **kwargs)
+            if isinstance(result, str):
+                self.budget.allow(bulk(result))
+            return result
+
+        return run
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         for loop in list(source.find_all(nodes.For)):
@@ -172,6 +225,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def weigh(self, value: Any) -> Any:
         self.budget.step()
         return self.budget.weigh(value)
+
+    def watch(self, value: Any) -> Any:
+        self.budget.glance()
+        return value
 
     def to_text(self, value: Any) -> str:
         """What printing `value` shows; text keeps its marks."""
@@ -207,7 +264,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if operator == "*":
             items, count = (right, left) if isinstance(left, int) else (left, right)
             if isinstance(items, rows) and isinstance(count, int):
-                self.budget.allow(_size(items) * max(count, 0))
+                # Repeated trusted text is one trusted stretch; only the letters multiply.
+                single = str.__str__(items) if isinstance(items, str) and is_trusted(items) else items
+                self.budget.allow(_size(single) * max(count, 0))
         elif isinstance(left, rows) and isinstance(right, rows):
             self.budget.allow(_size(left) + _size(right))
 
@@ -216,19 +275,27 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str) and (guarded := self._guarded_methods.get(getattr(obj, "__name__", ""))):
             return super().call(context, guarded, owner, *args, **kwargs)
-        if isinstance(obj, Macro) and (obj.catch_varargs or obj.catch_kwargs):
-            self.budget.weigh((args, kwargs))  # they come back as `varargs` and `kwargs`
+        if isinstance(obj, type) or (isinstance(obj, Macro) and (obj.catch_varargs or obj.catch_kwargs)):
+            self.budget.weigh((args, kwargs))  # they come back as `items`, or `varargs` and `kwargs`
         elif isinstance(obj, LoopContext) and args:
             args = (self._counted(args[0]), *args[1:])
         result = super().call(context, obj, *args, **kwargs)
+        if isinstance(result, _VIEWS):  # a view shows all of a dict and weighs nothing
+            result = list(result)
         return self.budget.weigh(result) if isinstance(result, (list, tuple, dict)) else result
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if type(obj) is dict and isinstance(argument, str) and argument in obj:
+            return obj[argument]
+        self.budget.glance()
+        return super().getitem(obj, argument)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         # The two kinds of object templates read most, short of the checks neither needs: a namespace has no
         # attributes but the template's own, and a dict only methods besides its keys.
         if type(obj) is dict and attribute not in _DICT_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if type(obj) is Namespace and not attribute.startswith("_"):
+        if type(obj) is _Namespace and not attribute.startswith("_"):
             try:
                 return getattr(obj, attribute)
             except AttributeError:
@@ -256,6 +323,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         pieces: list[str] = []
         places = itertools.count()
         for literal, field, spec, conversion in string.Formatter().parse(template):
+            self.budget.step()
+            self.budget.allow(PART_BYTES)
             pieces.append(mark(literal))
             if field is None:
                 continue
@@ -270,6 +339,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def _percent(self, template: str, values: Any) -> str:
         """`'...%s...' % values`; marks survive where the template only has %s and %d."""
+        self.budget.allow(PART_BYTES * template.count("%"))
         row = values if isinstance(values, tuple) else (values,)
         literals = _PERCENT.split(template)
         kinds = _PERCENT.findall(template)
@@ -310,13 +380,48 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             between += (self.to_text(item), self.to_text(d))
         return self._concat(between[:-1])
 
-    def _list(self, value: Iterable[Any]) -> list[Any]:
+    def _letters(self, value: Any) -> Any:
+        """Before `value` is taken apart: text becomes as many objects as it has characters."""
         if isinstance(value, str):
-            self.budget.allow(NODE_BYTES * len(value))
-        return list(value)
+            self.budget.allow(PART_BYTES * len(value))
+        return value
+
+    def _list(self, value: Iterable[Any]) -> list[Any]:
+        return list(self._letters(value))
+
+    def _sort(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return FILTERS["sort"](self, self._letters(value), *args, **kwargs)
+
+    def _groupby(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return FILTERS["groupby"](self, self._letters(value), *args, **kwargs)
+
+    def _split(self, text: str, sep: str | None = None, maxsplit: int = -1) -> list[str]:
+        self._allow_parts(text, sep, maxsplit)
+        return text.split(sep, maxsplit)
+
+    def _split_right(self, text: str, sep: str | None = None, maxsplit: int = -1) -> list[str]:
+        self._allow_parts(text, sep, maxsplit)
+        return text.rsplit(sep, maxsplit)
+
+    def _allow_parts(self, text: str, sep: str | None, maxsplit: int) -> None:
+        parts = text.count(sep) if sep else sum(1 for _ in _WORDS.finditer(text))
+        self.budget.allow(PART_BYTES * (parts if maxsplit < 0 else min(parts, maxsplit)))
+
+    def _lines(self, text: str, keepends: bool = False) -> list[str]:
+        self.budget.allow(PART_BYTES * sum(1 for _ in _LINE_ENDS.finditer(text)))
+        return text.splitlines(keepends)
+
+    def _escape(self, value: Any) -> str:
+        text = self.to_text(value)
+        self.budget.allow(5 * len(text))  # an ampersand becomes five characters
+        return str.__str__(escape(text))
+
+    def _from_json(self, text: str) -> Any:
+        self.budget.allow(NODE_BYTES * len(text))  # two characters can be a list
+        return self.weigh(json.loads(text))
 
     def _join_method(self, d: str, value: Iterable[Any]) -> str:
-        value = list(value)
+        value = self._list(value)
         for at, item in enumerate(value):
             if not isinstance(item, str):
                 raise TypeError(f"sequence item {at}: expected str instance, {type(item).__name__} found")
@@ -326,7 +431,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if not isinstance(width, (int, str)) or (len(width) if isinstance(width, str) else width) > 1000:
             raise LimitError(f"it asked for an indent of {width!r}")
         margin = width if isinstance(width, str) else MarkedText(" " * width)
-        lines = joined([self.to_text(text), "\n"]).splitlines()
+        lines = self._lines(joined([self.to_text(text), "\n"]))
+        self.budget.allow(len(lines) * (bulk(margin) + PART_BYTES))
         moved = [
             margin + line if ((line or blank) if at else first) else line for at, line in enumerate(lines)
         ]
@@ -351,6 +457,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.budget.allow(len(text))
         return text
 
+    def _raise_exception(self, message: Any) -> None:
+        raise TemplateError(self.to_text(message))
+
     def _strftime_now(self, layout: str) -> str:
         if len(layout) > 256:
             raise LimitError("it asked for a date of more than 256 characters")
@@ -365,10 +474,6 @@ def _check_number(operator: str, left: int, right: int) -> None:
     bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
     if bits > MAX_INT_BITS:
         raise LimitError(f"it made a number of more than {MAX_INT_BITS} bits")
-
-
-def _raise_exception(message: object) -> None:
-    raise TemplateError(str(message))
 
 
 def _round(value: Any, precision: int = 0, method: str = "common") -> float:

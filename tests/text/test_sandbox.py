@@ -65,6 +65,22 @@ BOMBS = {
     "output": "{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}",
     "output in a macro": "{% macro m() %}{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}{% endmacro %}{{ m() }}",
     "set block": "{% set y %}{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}{% endset %}",
+    "printed namespaces": "{% set ns = namespace(x='x' * 9999) %}{{ [ns] * 9999 }}{% for i in range(9999) %}{% endfor %}",
+    "printed views": "{% set d = {'k': 'x' * 99999} %}{{ ([d.items()] * 999) | string }}",
+    "cycler": "{% set ns = namespace(l=1) %}{% for i in range(99) %}{% set ns.l = cycler(ns.l, ns.l).items %}{% endfor %}",
+    "flattened": "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = [ns.l, ns.l] | sum(start=[]) %}{% endfor %}",
+    "words": "{{ ('a ' * 99999).split() }}",
+    "parts": "{{ ('a,' * 99999).rsplit(',') }}",
+    "lines": "{{ ('\n' * 99999).splitlines() }}",
+    "line ends": "{{ ('\n' * 99999) | indent }}",
+    "sorted letters": "{{ ('ab' * 99999) | sort }}",
+    "joined letters": "{{ ''.join('ab' * 99999) }}",
+    "escapes": "{{ ('&' * 99999) | e }}",
+    "json of json": "{% set ns = namespace(x='\"') %}{% for i in range(99) %}{% set ns.x = ns.x | tojson %}{% endfor %}",
+    "json lists": "{{ ('[' ~ '[],' * 30000 ~ '1]') | from_json }}",
+    "format fields": "{{ ('{}' * 99999).format(*range(9)) }}",
+    "percent fields": "{{ ('%s' * 99999) % 1 }}",
+    "trusted replacement": "{{ ('x' * 99999) | replace('x', 'y') }}",
     "marks": "{{ (('<a>' ~ messages[0].content[:1]) * 50000) | trim }}",
     "letters": "{{ ('x' * 99999) | list | length }}",
     "range": "{% for i in range(999999999) %}{% endfor %}",
@@ -96,6 +112,25 @@ def test_time_is_a_limit_of_its_own(monkeypatch):
     with pytest.raises(RequestError, match=r"more than 0\.05 s") as caught:
         template.render(USER)
     assert caught.value.code == "chat_template_limit"
+
+
+TREES = "{% set a = namespace(l=[]) %}{% set b = namespace(l=[]) %}{% for i in range(14) %}{% set a.l = [a.l, a.l] %}{% set b.l = [b.l, b.l] %}{% endfor %}"
+STRAIGHT = {
+    "comparisons": TREES + "{% if a.l == b.l %}{% endif %}" * 1500,
+    "tests": TREES + "{% if a.l is eq(b.l) %}{% endif %}" * 1500,
+    "membership": "{% set a = 'x' * 999999 %}" + "{% if 'y' in a %}{% endif %}" * 1500,
+    "filters": "{% set a = 'x' * 999999 %}" + "{% set b = a | upper | title %}" * 900,
+    "slices": "{% set a = 'x' * 9999999 %}" + "{% set b = a[1:] %}" * 900,
+    "calls": "{% set a = 'x' * 999999 %}" + "{% set b = a.upper().title() %}" * 900,
+}
+
+
+@pytest.mark.parametrize("kind", STRAIGHT)
+def test_time_is_looked_at_without_any_loop(monkeypatch, kind):
+    template = ChatTemplate(STRAIGHT[kind])
+    monkeypatch.setattr(budget, "MAX_CPU_S", 0.1)
+    with pytest.raises(RequestError, match=r"more than 0\.1 s"):
+        template.render(USER)
 
 
 def test_a_stopped_template_serves_the_next_request(small):
@@ -150,5 +185,5 @@ def test_no_filter_exists_beyond_the_listed():
     import jinja2.filters
 
     allowed = set(sandbox.TemplateSandbox().filters)
-    assert not {"pprint", "center", "wordwrap", "urlize", "xmlattr", "batch", "slice", "random", "forceescape"} & allowed
+    assert not {"pprint", "center", "wordwrap", "urlize", "xmlattr", "batch", "slice", "random", "urlencode"} & allowed
     assert allowed - set(jinja2.filters.FILTERS) == {"luce_count", "from_json"}
