@@ -16,9 +16,10 @@ from luce_backend_cpu.lowering import LOWER, Step
 from luce_core.contracts import ForwardBatch, OpCall, Program, Ref
 from luce_core.ops.record import used_values
 
-GEMM_ROWS = 24
-"""From how many rows on weights are dequantized into panels. int8 against panels: 43 ms and 46 at 24 rows, 58
-and 51 at 32 (SmolLM2 135M Q4_1, 2 cores with AVX-512 VNNI and AMX; benchmarks/cpu/rows.py).
+GEMM_ROWS = 17
+"""From how many rows on weights are dequantized into panels. int8 against panels: 36 ms and 38 at 16 rows, 46
+and 35 at 24 (SmolLM2 135M Q4_1, 2 cores with AVX-512 VNNI and AMX; benchmarks/cpu/rows.py). The default tree
+of 16 candidates behind one decided row is the first that takes panels.
 """
 
 
