@@ -51,7 +51,7 @@ BOMBS = {
     "replace filter": "{{ (messages[0].content * 90) | replace('l', 'x' * 99999) }}",
     "replace method": "{{ (messages[0].content * 90).replace('l', 'x' * 99999) }}",
     "join filter": "{{ range(99999) | join('x' * 9999) }}",
-    "join method": "{{ ('x' * 9999).join(range(99999) | map('string')) }}",
+    "join method": "{{ ('x' * 9999).join(range(9999) | map('string')) }}",
     "indent": "{{ ('\\n' * 9999) | indent(999999999) }}",
     "tojson indent": "{{ [[1]] | tojson(indent=999999999) }}",
     "tojson separators": "{{ range(9999) | list | tojson(separators=('x' * 9999, 'y')) }}",
@@ -118,10 +118,10 @@ TREES = "{% set a = namespace(l=[]) %}{% set b = namespace(l=[]) %}{% for i in r
 STRAIGHT = {
     "comparisons": TREES + "{% if a.l == b.l %}{% endif %}" * 1500,
     "tests": TREES + "{% if a.l is eq(b.l) %}{% endif %}" * 1500,
-    "membership": "{% set a = 'x' * 999999 %}" + "{% if 'y' in a %}{% endif %}" * 1500,
-    "filters": "{% set a = 'x' * 999999 %}" + "{% set b = a | upper | title %}" * 900,
-    "slices": "{% set a = 'x' * 9999999 %}" + "{% set b = a[1:] %}" * 900,
-    "calls": "{% set a = 'x' * 999999 %}" + "{% set b = a.upper().title() %}" * 900,
+    "membership": "{% set a = 'x' * 29999999 %}" + "{% if 'y' in a %}{% endif %}" * 1500,
+    "filters": "{% set a = 'x' * 999999 %}" + "{% set b = a | upper | title %}" * 200,
+    "slices": "{% set a = 'x' * 9999999 %}" + "{% set b = a[1:] %}" * 300,
+    "calls": "{% set a = 'x' * 999999 %}" + "{% set b = a.upper().title() %}" * 200,
 }
 
 
