@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
+from attrs import evolve
 
 from luce_core.cache.manager import PagedBlockManager
 from luce_core.contracts import (
@@ -25,6 +26,7 @@ from luce_core.contracts import (
     EncoderContext,
     ExecutorContext,
     ExpertsContext,
+    Ops,
     PartSpec,
     ReducerContext,
     ResidencyContext,
@@ -34,14 +36,17 @@ from luce_core.contracts import (
 from luce_core.engine.broker import DeviceBroker
 from luce_core.errors import PluginError
 from luce_core.model.loader import Loader, Model
-from luce_core.model.state import TorchStateStore
+from luce_core.model.state import ModelState, TorchStateStore
 from luce_core.pipeline import Observer, Observers, Pipeline
 from luce_core.plan import block_formats, state_sizes
 from luce_core.plan_memory import MEMORY_SHARE
+from luce_core.plan_models import plugin_options
 from luce_core.registry import Registry, Supplied, guarded, resolve
 from luce_core.text import Tokenizer
 
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+NO_STATE = StateLayout((), (), best_effort=True)
 
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all) while weights are loaded."""
@@ -67,12 +72,13 @@ def compose(plan: BackendPlan, registry: Registry, progress: Progress | None = N
     """
     torch.set_num_threads(plan.number("threads") or physical_cores())
     wiring = Wiring(plan, registry, progress)
-    models = {model.name: wiring.loader.load(model) for model in plan.models}
+    models = wiring.models
     target = models[plan.models[0].name]
-    store = TorchStateStore(state_sizes(plan), [model.state for model in models.values()])
+    states = [*(model.state for model in models.values()), *wiring.states.values()]
+    store = TorchStateStore(state_sizes(plan), states)
     blocks = PagedBlockManager(
         store,
-        {name: model.backend.spec.layout for name, model in models.items()},
+        {state.model: state.layout for state in states},
         identity="+".join(model.backend.spec.identity for model in models.values()),
         cache_bytes=_pool_bytes(store) + _snapshot_bytes(plan),
         host_bytes=_snapshot_bytes(plan),
@@ -83,15 +89,15 @@ def compose(plan: BackendPlan, registry: Registry, progress: Progress | None = N
         target=target,
         state=store,
         blocks=blocks,
-        scheduler=wiring.one("scheduler", target),
-        executor=wiring.one("executor", target),
+        scheduler=wiring.one("scheduler"),
+        executor=wiring.one("executor"),
         brokers=MappingProxyType(wiring.brokers),
-        drafters=wiring.all("drafter", target),
-        reducers=wiring.all("reducer", target),
-        encoders=wiring.all("encoder", target),
-        residency=wiring.one("residency", target) if plan.parts["residency"] else None,
-        experts=wiring.one("experts", target) if plan.parts["experts"] else None,
-        chat=wiring.all("chat", target),
+        drafters=wiring.all("drafter"),
+        reducers=wiring.all("reducer"),
+        encoders=wiring.all("encoder"),
+        residency=wiring.one("residency") if plan.parts["residency"] else None,
+        experts=wiring.one("experts") if plan.parts["experts"] else None,
+        chat=wiring.all("chat"),
         observers=_observers(registry),
     )
 
@@ -154,6 +160,10 @@ class Wiring:
             progress=progress,
             formats=block_formats(registry),
         )
+        self.models = {model.name: self.loader.load(model) for model in plan.models}
+        self.target = self.models[plan.models[0].name]
+        sizes, device = state_sizes(plan), self.device.id
+        self.states = {name: ModelState(name, own, sizes, device) for name, own in plan.layouts.items()}
 
     def _build(self, arch: str) -> Callable[..., Any]:
         found = self.registry.arch(arch)
@@ -167,67 +177,81 @@ class Wiring:
 
     # --- parts
 
-    def one(self, kind: str, target: Model) -> Any:
+    def one(self, kind: str) -> Any:
         """The occupant of a slot with one."""
         (name,) = self.plan.parts[kind]
-        return self._part(kind, name, target)
+        return self._part(kind, name)
 
-    def all(self, kind: str, target: Model) -> tuple[Any, ...]:
+    def all(self, kind: str) -> tuple[Any, ...]:
         """The occupants of an ordered list."""
-        return tuple(self._part(kind, name, target) for name in self.plan.parts[kind])
+        return tuple(self._part(kind, name) for name in self.plan.parts[kind])
 
-    def _part(self, kind: str, name: str, target: Model) -> Any:
+    def _part(self, kind: str, name: str) -> Any:
         found = self.registry.part(kind, name)
         subject = f"{kind.capitalize()} {name!r} of {self.registry.title(found.plugin)}"
         factory = resolve(found.value.factory, subject)
-        context = self._context(found, target)
+        context = self._context(found)
         part = guarded(f"{subject}: its factory {found.value.factory!r}", partial(factory, context))
         lacking = [method for method in METHODS[kind] if not callable(getattr(part, method, None))]
         if part is None or lacking:
             wanted = f"an object with {' and '.join(lacking)}" if lacking else "a part"
             raise PluginError(f"{subject}: its factory returned {part!r}, wanted {wanted}.")
         if kind == "drafter":
-            _check_drafter(part, subject)
+            _check_drafter(part, subject, self.plan.layouts.get(name, NO_STATE))
         return part
 
-    def _context(self, part: Supplied[PartSpec], target: Model) -> Any:
+    def _models_of(self, part: PartSpec) -> Mapping[str, Model]:
+        key = f"{part.kind}.{part.name}"
+        return MappingProxyType({m.name: self.models[m.name] for m in self.plan.models if m.part == key})
+
+    def _drafter_context(self, part: Supplied[PartSpec], options: Any) -> DrafterContext:
+        name, target = part.value.name, self.target
+        return DrafterContext(
+            options=options,
+            target=target.target,
+            loader=self.loader,
+            broker=self.brokers[self.device.id],
+            capacity=self.plan.number("engine.draft_nodes"),
+            ops=cast("Ops", target.ops),
+            state=self.states.get(name) or ModelState(name, NO_STATE, state_sizes(self.plan), self.device.id),
+            models=self._models_of(part.value),
+        )
+
+    def _context(self, part: Supplied[PartSpec]) -> Any:
         """The typed context of the part's kind."""
-        options = self._options(part.plugin)
-        plan, broker = self.plan, self.brokers[self.device.id]
+        plan, broker, target = self.plan, self.brokers[self.device.id], self.target
+        options, models = plugin_options(self.registry, plan.values, part.plugin), self._models_of(part.value)
         contexts: Mapping[str, Callable[[], Any]] = {
             "scheduler": lambda: SchedulerContext(
                 options, plan.number("engine.max_sequences"), plan.number("engine.row_budget")
             ),
             "executor": lambda: ExecutorContext(options, self.device),
-            "drafter": lambda: DrafterContext(
-                options, target.target, self.loader, broker, plan.number("engine.draft_nodes")
-            ),
-            "reducer": lambda: ReducerContext(options, self.loader, broker, target.tokenizer),
+            "drafter": lambda: self._drafter_context(part, options),
+            "reducer": lambda: ReducerContext(options, self.loader, broker, target.tokenizer, models),
             "residency": lambda: ResidencyContext(
-                options, plan.number("context"), state_sizes(plan).block_tokens
+                options, plan.number("context"), state_sizes(plan).block_tokens, models
             ),
             "experts": lambda: ExpertsContext(options, self.device, broker),
-            "encoder": lambda: EncoderContext(options, self.loader, plan.models),
+            "encoder": lambda: EncoderContext(options, self.loader, models),
             "chat": lambda: ChatContext(options, target.tokenizer),
         }
         return contexts[part.value.kind]()
 
-    def _options(self, plugin: str) -> Any:
-        """The plugin's options as the plan has them, patches included; None if it has none."""
-        info = self.registry.record(plugin).info
-        if info is None or info.options is None:
-            return None
-        prefix = f"{plugin}."
-        own = {name: value for name, value in self.plan.values.items() if name.startswith(prefix)}
-        return info.options(**{name.removeprefix(prefix): value for name, value in own.items()})
 
-
-def _check_drafter(part: Any, subject: str) -> None:
+def _check_drafter(part: Any, subject: str, planned: StateLayout) -> None:
+    """A drafter's layout is the one its state was planned and allocated by."""
     layout = getattr(part, "layout", None)
     if not isinstance(layout, StateLayout):
         raise PluginError(f"{subject}: its layout is {layout!r}, wanted a StateLayout.")
-    if layout.groups or layout.pages or layout.slots:
+    if evolve(layout, best_effort=True) != planned:
         raise PluginError(
-            f"{subject} keeps state of its own, and this core plans state for models only. Use a drafter "
-            "that reads the token history, or leave it out with --drafter none."
+            f"{subject} has a layout of {_words(layout)}, but {_words(planned)} was planned and allocated. "
+            "A drafter with state of its own names a function in `PartSpec.layout`, and has the layout that "
+            "returned."
         )
+
+
+def _words(layout: StateLayout) -> str:
+    named = [f"pages {pages.name!r}" for pages in layout.pages]
+    named += [f"slot {slot.name!r}" for slot in layout.slots]
+    return ", ".join(named) or "nothing"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
 from luce_core.contracts import (
     BackendPlan,
-    CacheOptions,
     DeviceInfo,
     ModelPlan,
     ModelSpec,
@@ -26,9 +26,10 @@ from luce_core.contracts import (
 from luce_core.errors import PlanError, PluginError
 from luce_core.option_fields import show_size
 from luce_core.options import Options
-from luce_core.plan_fields import PART_KINDS, Fields
+from luce_core.plan_fields import MODELS, PART_KINDS, REPORT, Fields
 from luce_core.plan_memory import MEMORY_SHARE, Demand, Fit, fit, strides_block, weight_bytes
-from luce_core.registry import Registry, Supplied, choices, declarations, guarded, resolve
+from luce_core.plan_models import TARGET, Companions, Described
+from luce_core.registry import Registry, Supplied, choices, declarations, resolve
 
 if TYPE_CHECKING:
     from luce_core.gguf import FormatRegistry, GgufHeader
@@ -38,7 +39,6 @@ MIN_HELD_ROWS = 8
 """Rows of one sequence a held batch can carry without drafters: the anchor, a prompt tail, forced tokens."""
 CAPABILITIES = frozenset({"loader", "taps"})
 """What every plan offers to parts; the model and the device add theirs."""
-AUTHORS = "Report it to the plugin's authors."
 
 
 def make_plan(
@@ -70,7 +70,7 @@ def make_plan(
         draft.device = choose_device(fields, devices) or device
     check_parts(fields, draft.capabilities())
     check_layers(fields, draft.device)
-    draft.divide_memory()
+    draft.settle_companions()
     draft.check_memory()
     plan = draft.freeze()
     answers, failures = registry.ask("luce_check_plan", Problem, plan=plan)
@@ -109,40 +109,17 @@ def choose_device(fields: Fields, devices: Sequence[DeviceInfo]) -> DeviceInfo |
     return None
 
 
-class Described:
-    """A model's header with the plugin that understands it."""
-
-    def __init__(self, fields: Fields, header: GgufHeader, plugin: str, describe: Callable[..., Any]) -> None:
-        self.fields = fields
-        self.path = str(header.path)
-        self.plugin = plugin
-        self._header = header
-        self._describe = describe
-
-    def spec(self, context: int) -> ModelSpec:
-        """The spec for a context (0 = as trained) and the cache types of the plan."""
-        values = self.fields.values
-        cache = CacheOptions(context, values["cache.k_type"], values["cache.v_type"])
-        subject = f"P{self.fields.registry.title(self.plugin)[1:]}, describing {self.path!r},"
-        spec = guarded(subject, lambda: self._describe(self._header, cache))
-        if not isinstance(spec, ModelSpec):
-            raise PluginError(f"{subject} returned {spec!r}, wanted a ModelSpec. {AUTHORS}")
-        return spec
-
-
 def describe_model(fields: Fields, header: GgufHeader) -> Described | None:
     """Find the architecture of the file; None after reporting what to install."""
     name, registry = header.arch, fields.registry
     try:
-        found = registry.arch(name)
-        subject = f"Architecture {name!r} of {registry.title(found.plugin)}"
-        model = Described(fields, header, found.plugin, resolve(found.value.describe, subject))
+        model = Described(fields, header)
         model.spec(0)
     except PluginError as error:
-        fields.problem(f"{str(header.path)!r} holds a model of architecture {name!r}. {error}", AUTHORS)
+        fields.problem(f"{str(header.path)!r} holds a model of architecture {name!r}. {error}", REPORT)
         return None
     if fields.by_default("parts.chat"):
-        suited = tuple(part for part in found.value.chat if part in registry.names("chat"))
+        suited = tuple(part for part in model.chat if part in registry.names("chat"))
         if suited:
             fields.decide("parts.chat", suited, f"suits architecture {name}")
     return model
@@ -183,26 +160,39 @@ def _part_fits(fields: Fields, kind: str, part: str, capabilities: frozenset[str
 
 def check_layers(fields: Fields, device: DeviceInfo | None) -> None:
     """Every op layer exists, runs on the device (if any), and keeps what `--deterministic` promises."""
-    field, registry = "execution.op_layers", fields.registry
+    field = "execution.op_layers"
     another = "Choose another with --op-layer, or 'none' for the reference ops."
     for name in fields.values[field]:
-        try:
-            layer = registry.op_layer(name)
-        except PluginError as error:
-            fields.problem(f"{fields.origin[field].by} asks for the op layer {name!r}. {error}", another)
-            continue
-        who = f"Op layer {name!r} of {registry.title(layer.plugin)}"
-        missing = sorted(layer.value.features - device.features) if device else []
-        if device and missing:
-            has = choices(device.features)
-            fields.problem(f"{who} needs {choices(missing)}; device {device.id!r} has {has}.", another)
-        varying = sorted(impl.op for impl in layer.value.ops if not impl.row_invariant)
-        if fields.values["deterministic"] and varying:
+        layer = _usable_layer(fields, name, fields.origin[field].by, device, another)
+        varying = sorted(impl.op for impl in layer.value.ops if not impl.row_invariant) if layer else []
+        if layer and fields.values["deterministic"] and varying:
             fields.problem(
-                f"{who} computes {choices(varying)} differently from batch to batch; --deterministic allows "
-                "only ops whose result for a row depends on nothing but the row.",
+                f"Op layer {name!r} of {fields.registry.title(layer.plugin)} computes {choices(varying)} "
+                "differently from batch to batch; --deterministic allows only ops whose result for a row "
+                "depends on nothing but the row.",
                 f"{another} Or drop --deterministic.",
             )
+    for request in fields.values[MODELS]:
+        by = fields.origin[f"{MODELS}.{request.name}"].by
+        for name in request.op_layers or ():
+            _usable_layer(fields, name, f"model {request.name!r} of plugin {by!r}", device, REPORT)
+
+
+def _usable_layer(
+    fields: Fields, name: str, asker: str, device: DeviceInfo | None, fix: str
+) -> Supplied[OpLayer] | None:
+    """The layer, if it exists; reports that, and what it needs that the device lacks."""
+    registry = fields.registry
+    try:
+        layer = registry.op_layer(name)
+    except PluginError as error:
+        fields.problem(f"{asker} asks for the op layer {name!r}. {error}", fix)
+        return None
+    missing = sorted(layer.value.features - device.features) if device else []
+    if device and missing:
+        who, has = f"Op layer {name!r} of {registry.title(layer.plugin)}", choices(device.features)
+        fields.problem(f"{who} needs {choices(missing)}; device {device.id!r} has {has}.", fix)
+    return layer
 
 
 # --- patches and memory
@@ -219,6 +209,7 @@ class Draft:
         self.device = device
         self.model = model
         self.spec = model.spec(0)
+        self.companions = Companions(fields, model, _reader(fields.registry))
         self.fitted: Fit | None = None
 
     def ask_patches(self) -> None:
@@ -240,17 +231,31 @@ class Draft:
         own = {"nextn"} if self.spec.nextn_layout is not None else set()
         return CAPABILITIES | shapes | own | self.device.features
 
-    def layers(self) -> list[OpLayer]:
-        """The chosen op layers that exist."""
+    def _layers(self, names: Sequence[str]) -> list[OpLayer]:
+        """Those of the named op layers that exist."""
         registry = self.fields.registry
         known = set(registry.names("ops"))
-        wanted = self.fields.values["execution.op_layers"]
-        return [registry.op_layer(name).value for name in wanted if name in known]
+        return [registry.op_layer(name).value for name in names if name in known]
+
+    def settle_companions(self) -> None:
+        """What does not fit beside the target goes; memory is divided among the rest."""
+        self.divide_memory()
+        if self.companions.settle():
+            self.divide_memory()
+        context = self._fit().context
+        for name, spec in self.companions.specs.items():
+            if spec.context < context:
+                self.fields.problem(
+                    f"Model {name!r} was trained for {spec.context} tokens; the context is {context}.",
+                    "Expect it to be of little use beyond, or choose a smaller --ctx-size.",
+                    fatal=False,
+                )
 
     def divide_memory(self) -> None:
         """Settle the context and the sizes of all state. Does not judge: see `check_memory`."""
         fields = self.fields
         self.spec = self.model.spec(self._wanted_context())
+        self.companions.update(self.spec, self._wanted_context())
         self._derive()
         self.fitted = fit(self._demand(), self.device, int(fields.values["memory.limit_bytes"]))
         if not self._wanted_context():
@@ -269,19 +274,30 @@ class Draft:
             reason = f"{MEMORY_SHARE:.0%} of {show_size(self.device.memory_bytes)} on {self.device.id}"
             fields.decide("memory.limit_bytes", int(MEMORY_SHARE * self.device.memory_bytes), reason)
         if fields.by_default("memory.weight_bytes"):
-            fields.decide("memory.weight_bytes", *weight_bytes(self.spec, self.layers()))
-        block_tokens = strides_block(values["cache.block_tokens"], self.spec.layout.groups)
+            fields.decide("memory.weight_bytes", *self._weight_bytes(self.spec, None))
+        layouts = [self.spec.layout, *self.companions.layouts.values()]
+        layouts += [spec.layout for spec in self.companions.specs.values()]
+        groups = [group for layout in layouts for group in layout.groups]
+        block_tokens = strides_block(values["cache.block_tokens"], groups)
         if block_tokens != values["cache.block_tokens"]:
             fields.decide("cache.block_tokens", block_tokens, "raised to a multiple of the model's strides")
         nodes = values["engine.draft_nodes"] if values["parts.drafter"] else 0
         reason = f"the anchor and {nodes} candidates" if nodes >= MIN_HELD_ROWS else "the least of use"
         fields.decide("engine.max_held_rows", max(MIN_HELD_ROWS, 1 + nodes), reason)
 
+    def _weight_bytes(self, spec: ModelSpec, op_layers: Sequence[str] | None) -> tuple[int, str]:
+        """op_layers: None = the target's."""
+        chosen = self.fields.values["execution.op_layers"] if op_layers is None else op_layers
+        return weight_bytes(spec, self._layers(chosen))
+
     def _demand(self) -> Demand:
-        values = self.fields.values
+        values, specs = self.fields.values, self.companions.specs
+        layers = {request.name: request.op_layers for request in values[MODELS]}
+        others = {name: self._weight_bytes(spec, layers[name])[0] for name, spec in specs.items()}
         return Demand(
-            models={"target": self.spec},
-            weight_bytes={"target": values["memory.weight_bytes"]},
+            models={TARGET: self.spec, **specs},
+            weight_bytes={TARGET: values["memory.weight_bytes"], **others},
+            drafters=self.companions.layouts,
             row_budget=values["engine.row_budget"],
             max_sequences=values["engine.max_sequences"],
             max_held_rows=values["engine.max_held_rows"],
@@ -326,23 +342,31 @@ class Draft:
     def freeze(self) -> BackendPlan:
         """The plan as it stands."""
         values = self.fields.values
+        op_layers = tuple(values["execution.op_layers"])
         target = ModelPlan(
-            name="target",
+            name=TARGET,
             role="target",
             path=self.model.path,
             spec=self.spec,
             arch_plugin=self.model.plugin,
             layer_device=(self.device.id,) * max(1, self.spec.num_layers),
-            op_layers=tuple(values["execution.op_layers"]),
+            op_layers=op_layers,
         )
         return BackendPlan(
-            models=(target,),
+            models=(target, *self.companions.plans(self.device.id, op_layers)),
             parts={kind: values[f"parts.{kind}"] for kind in PART_KINDS},
             values=dict(values),
             origin=dict(self.fields.origin),
             claims=self._fit().claims,
             devices=self.devices,
+            layouts=dict(self.companions.layouts),
         )
+
+
+def _reader(registry: Registry) -> Callable[[Path], GgufHeader]:
+    from luce_core.gguf import read_header
+
+    return partial(read_header, formats=block_formats(registry))
 
 
 # --- around a plan

@@ -7,17 +7,21 @@ from typing import Any, get_args
 from attrs import define, evolve, field
 from pydantic import ValidationError
 
-from luce_core.contracts import PartKind, PlanPatch, Problem, Provenance
+from luce_core.contracts import ModelRequest, PartKind, PlanPatch, Problem, Provenance
 from luce_core.core_options import CoreOptions
+from luce_core.errors import PluginError
 from luce_core.option_fields import OptionField
 from luce_core.options import USER, Options
-from luce_core.registry import CORE, Registry, closest
+from luce_core.registry import CORE, Registry, check_types, closest
 
 PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
 SINGLE_KINDS = frozenset({"scheduler", "executor", "residency", "experts"})
 """Slots with one occupant; every other kind is an ordered list."""
 DERIVED = frozenset({"state.sizes", "engine.max_held_rows"})
 """Fields nobody may patch: they follow from others."""
+MODELS = "models"
+"""The field of models beside the target. Patches add to it; field "models.NAME" tells who asked for which."""
+REPORT = "Report it to the plugin's authors."
 
 
 @define
@@ -40,6 +44,7 @@ class Fields:
                 self._of[name] = item
                 self.values[name] = names(value) if name.startswith("parts.") else value
                 self.origin[name] = self.options.origin[item.name]
+        self.decide(MODELS, (), "the target alone")
 
     def problem(self, message: str, fix: str, *, fatal: bool = True) -> None:
         """Remember a problem; all are reported together."""
@@ -76,16 +81,18 @@ class Fields:
         problem: a note where the user, a profile or a card has decided, fatal where two plugins disagree.
         """
         who = f"P{self.registry.title(plugin)[1:]}"
-        report = "Report it to the plugin's authors."
-        if patch.field not in self.values or patch.field in DERIVED:
-            known = sorted(set(self.values) - DERIVED)
+        if patch.field == MODELS:
+            self._add_models(plugin, patch)
+            return
+        if patch.field not in self.values or patch.field in DERIVED or patch.field.startswith(f"{MODELS}."):
+            known = sorted(name for name in set(self.values) - DERIVED if not name.startswith(f"{MODELS}."))
             near = closest(patch.field, known)
-            self.problem(f"{who} patches {patch.field!r}, which is no field it may set.{near}", report)
+            self.problem(f"{who} patches {patch.field!r}, which is no field it may set.{near}", REPORT)
             return
         try:
             value = self._valid(patch)
         except ValueError as error:
-            self.problem(f"{who} sets {patch.field} to {patch.value!r}: {error}.", report)
+            self.problem(f"{who} sets {patch.field} to {patch.value!r}: {error}.", REPORT)
             return
         now, source = self.values[patch.field], self.origin[patch.field]
         if now == value:
@@ -106,6 +113,38 @@ class Fields:
                 f"To let the plugin decide, remove {source.by}.",
                 fatal=False,
             )
+
+    def _add_models(self, plugin: str, patch: PlanPatch) -> None:
+        """Requests of all plugins together; a name two of them use is a problem naming both."""
+        who = f"P{self.registry.title(plugin)[1:]}"
+        asked = patch.value if isinstance(patch.value, tuple) else (patch.value,)
+        for item in asked:
+            if not isinstance(item, ModelRequest):
+                self.problem(f"{who} asks for the model {item!r}, wanted a ModelRequest.", REPORT)
+                continue
+            try:
+                check_types(item, f"{who} asks for")
+            except PluginError as error:
+                self.problem(f"{error}.", REPORT)
+                continue
+            before = self.origin.get(f"{MODELS}.{item.name}")
+            if before is not None:
+                other = self.registry.title(before.by)
+                self.problem(
+                    f"{who} asks for the model {item.name!r} from {item.path!r}, and {other} for another of "
+                    f"that name, from {self.values[f'{MODELS}.{item.name}']!r}.",
+                    f"Leave one out: --plugin-block {plugin}.",
+                )
+                continue
+            self.values[MODELS] = (*self.values[MODELS], item)
+            self.values[f"{MODELS}.{item.name}"] = item.path
+            origin = Provenance("plugin", plugin, patch.reason)
+            self.origin[MODELS] = self.origin[f"{MODELS}.{item.name}"] = origin
+
+    def drop_model(self, name: str) -> None:
+        """A model that was asked for and is not loaded."""
+        self.values[MODELS] = tuple(item for item in self.values[MODELS] if item.name != name)
+        del self.values[f"{MODELS}.{name}"], self.origin[f"{MODELS}.{name}"]
 
     def _valid(self, patch: PlanPatch) -> Any:
         """The value in the field's own type. ValueError says what is wrong with it."""

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import lcm
 
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 
-from luce_core.cache.layout import block_bytes, log_bytes, slot_bytes, state_bytes
-from luce_core.contracts import BackendPlan, Claim, DeviceInfo, Group, ModelSpec, OpLayer, StateSizes
+from luce_core.cache.layout import block_bytes, log_bytes, needs_checkpoints, slot_bytes, state_bytes
+from luce_core.contracts import (
+    BackendPlan,
+    Claim,
+    DeviceInfo,
+    Group,
+    ModelSpec,
+    OpLayer,
+    StateLayout,
+    StateSizes,
+)
 
 MEMORY_SHARE = 0.85
 """Of a device's memory, what a plan uses unless told otherwise; the rest is for other programs."""
@@ -45,6 +54,13 @@ class Demand:
     block_tokens: int
     k_type: str
     v_type: str
+    drafters: Mapping[str, StateLayout] = Factory(dict)
+    """State of drafters beside their models', by drafter."""
+
+    @property
+    def layouts(self) -> dict[str, StateLayout]:
+        """All state, by owner, the target's first."""
+        return {**{name: spec.layout for name, spec in self.models.items()}, **self.drafters}
 
     @property
     def target(self) -> ModelSpec:
@@ -106,36 +122,46 @@ def fit(demand: Demand, device: DeviceInfo, limit_bytes: int) -> Fit:
     short = max(0, one * block - pages_room)
     full_blocks = max(one, min(demand.max_sequences * one, pages_room // block if block else one))
     sizes = _sizes(demand, context, full_blocks)
-    state = sum(state_bytes(name, spec.layout, sizes) for name, spec in demand.models.items())
-    floor = state - (full_blocks - one) * block
-    claims = (*fixed, Claim("state of all sequences", device.id, "state", state, floor))
+    claims = (*fixed, *_state_claims(demand, device, sizes, full_blocks - one))
     in_cache = bool(demand.cache_bytes) and pages_room < room - other
     return Fit(context, sizes, claims, reason, short, in_cache)
 
 
 def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
     """What does not depend on the context."""
-    target = demand.target
     rows = demand.row_budget
-    activations = 4 * ACTIVATION_VECTORS * target.hidden * rows
-    logits = 2 * 4 * target.vocab * min(rows, demand.max_sequences * demand.max_held_rows)
+    # Models run one after another, so the widest is what counts.
+    activations = 4 * ACTIVATION_VECTORS * max(spec.hidden for spec in demand.models.values()) * rows
+    vocab = max(spec.vocab for spec in demand.models.values())
+    logits = 2 * 4 * vocab * min(rows, demand.max_sequences * demand.max_held_rows)
     claims = [
         Claim(f"weights of {name}", device.id, "weights", size, size)
         for name, size in demand.weight_bytes.items()
     ]
     claims.append(Claim("activations of a step", device.id, "workspace", activations, activations))
     claims.append(Claim("logits of a step", device.id, "workspace", logits, logits))
-    if target.layout.slots or any(group.window for group in target.layout.groups):
+    if any(needs_checkpoints(layout) for layout in demand.layouts.values()):
         claims.append(Claim("checkpoints", "host", "cache", demand.checkpoint_bytes, 0))
     return claims
 
 
-def _full(spec: ModelSpec) -> list[Group]:
-    return [group for group in spec.layout.groups if group.window is None]
+def _state_claims(demand: Demand, device: DeviceInfo, sizes: StateSizes, spare: int) -> list[Claim]:
+    """One line per owner. spare: blocks beyond one full context."""
+    claims = []
+    for name, layout in demand.layouts.items():
+        state = state_bytes(name, layout, sizes)
+        floor = state - spare * sum(block_bytes(layout, group.name, sizes) for group in _full(layout))
+        if state or name in demand.models:
+            claims.append(Claim(f"state of {name}", device.id, "state", state, floor))
+    return claims
 
 
-def _windowed(spec: ModelSpec) -> list[Group]:
-    return [group for group in spec.layout.groups if group.window is not None]
+def _full(layout: StateLayout) -> list[Group]:
+    return [group for group in layout.groups if group.window is None]
+
+
+def _windowed(layout: StateLayout) -> list[Group]:
+    return [group for group in layout.groups if group.window is not None]
 
 
 def _blank(demand: Demand) -> StateSizes:
@@ -153,9 +179,9 @@ def _block_cost(demand: Demand) -> int:
     """Bytes of one block of every group without a window, over all models."""
     sizes = _blank(demand)
     return sum(
-        block_bytes(spec.layout, group.name, sizes)
-        for spec in demand.models.values()
-        for group in _full(spec)
+        block_bytes(layout, group.name, sizes)
+        for layout in demand.layouts.values()
+        for group in _full(layout)
     )
 
 
@@ -174,16 +200,16 @@ def _window_blocks(demand: Demand, group: Group, context: int) -> int:
 def _window_bytes(demand: Demand, context: int) -> int:
     sizes = _blank(demand)
     return sum(
-        _window_blocks(demand, group, context) * block_bytes(spec.layout, group.name, sizes)
-        for spec in demand.models.values()
-        for group in _windowed(spec)
+        _window_blocks(demand, group, context) * block_bytes(layout, group.name, sizes)
+        for layout in demand.layouts.values()
+        for group in _windowed(layout)
     )
 
 
 def _other_bytes(demand: Demand, context: int) -> int:
     """State beside the groups without a window."""
     sizes = _blank(demand)
-    slots = sum(slot_bytes(s.layout, sizes) + log_bytes(s.layout, sizes) for s in demand.models.values())
+    slots = sum(slot_bytes(layout, sizes) + log_bytes(layout, sizes) for layout in demand.layouts.values())
     return _window_bytes(demand, context) + demand.max_sequences * slots
 
 
@@ -192,8 +218,8 @@ def _sizes(demand: Demand, context: int, full_blocks: int) -> StateSizes:
         f"{name}/{group.name}": full_blocks
         if group.window is None
         else _window_blocks(demand, group, context)
-        for name, spec in demand.models.items()
-        for group in spec.layout.groups
+        for name, layout in demand.layouts.items()
+        for group in layout.groups
     }
     return evolve(_blank(demand), num_blocks=blocks)
 

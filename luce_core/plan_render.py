@@ -12,14 +12,15 @@ from rich.text import Text
 from luce_core.contracts import BackendPlan, PartSpec, StateSizes
 from luce_core.option_fields import show_size
 from luce_core.plan import suppliers
-from luce_core.plan_fields import words
+from luce_core.plan_fields import MODELS, words
 from luce_core.plan_memory import roofline
 from luce_core.registry import CORE, Registry, Supplied
 
 
 def render_plan(plan: BackendPlan, registry: Registry, *, verbose: bool = True) -> RenderableType:
     """The plan as tables. verbose: with every field and its provenance; the start-up banner goes without."""
-    parts: list[RenderableType] = [_model_line(plan), _parts_table(plan, registry), _memory_table(plan)]
+    parts: list[RenderableType] = [_model_line(plan), *_companion_lines(plan, registry)]
+    parts += [_parts_table(plan, registry), _memory_table(plan)]
     parts += [Text(line) for line in roofline_lines(plan)]
     if verbose:
         parts.append(_fields_table(plan))
@@ -38,6 +39,23 @@ def _model_line(plan: BackendPlan) -> Text:
         f"{show_size(spec.weight_bytes)}, on {model.layer_device[0]}, "
         f"context {plan.number('context'):,} tokens"
     )
+
+
+def _companion_lines(plan: BackendPlan, registry: Registry) -> list[Text]:
+    """The models beside the target: whose they are, and who asked for them."""
+    lines = []
+    for model in plan.models[1:]:
+        kind, _, part = model.part.partition(".")
+        origin = plan.origin[f"{MODELS}.{model.name}"]
+        lines.append(
+            Text(
+                f"{model.name}, {model.role} model of {kind} {part} ({origin.reason}; "
+                f"{registry.title(origin.by)}): {model.path}: {model.spec.arch}, "
+                f"{model.spec.parameters / 1e6:,.1f} M parameters, {show_size(model.spec.weight_bytes)}, "
+                f"on {model.layer_device[0]}"
+            )
+        )
+    return lines
 
 
 def _parts_table(plan: BackendPlan, registry: Registry) -> Table:

@@ -273,6 +273,9 @@ def _keys_of(hook: str, item: Any) -> list[str]:
     if isinstance(item, ArchSpec):
         return [f"arch.{name}" for name in item.names]
     if isinstance(item, PartSpec):
+        if item.layout and not (item.kind == "drafter" and FACTORY.fullmatch(item.layout)):
+            raise Refused("broken", f"the {item.kind} {item.name!r} names the layout {item.layout!r}; wanted "
+                                     "'module:fn', and for drafters only")
         if item.kind not in KINDS_OF[hook]:
             raise Refused("broken", f"{hook} returned the {item.kind} {item.name!r}; wanted "
                                      f"{' or '.join(sorted(KINDS_OF[hook]))}")

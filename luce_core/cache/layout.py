@@ -53,6 +53,11 @@ def state_bytes(model: str, layout: StateLayout, sizes: StateSizes) -> int:
     return pages + sizes.num_slots * (slot_bytes(layout, sizes) + log_bytes(layout, sizes))
 
 
+def needs_checkpoints(layout: StateLayout) -> bool:
+    """Whether this state can only be restored where a snapshot was made."""
+    return bool(layout.slots) or any(group.window is not None for group in layout.groups)
+
+
 def token_bytes(layout: StateLayout, sizes: StateSizes) -> int:
     """Bytes one more token of context takes in groups without a window, rounded up."""
     blocks = sum(block_bytes(layout, g.name, sizes) for g in layout.groups if g.window is None)

@@ -41,6 +41,7 @@ def as_data(plan: BackendPlan) -> dict[str, Any]:
             {
                 "name": model.name,
                 "role": model.role,
+                "part": model.part,
                 "path": model.path,
                 "architecture": model.spec.arch,
                 "plugin": model.arch_plugin,

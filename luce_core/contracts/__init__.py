@@ -38,6 +38,7 @@ from luce_core.contracts.forward import (
     ModelBackend,
     ModelLoader,
     Network,
+    tables_of,
 )
 from luce_core.contracts.memory import (
     BlockManager,
@@ -66,6 +67,7 @@ from luce_core.contracts.model import (
     SeqId,
     Slot,
     SlotState,
+    StateHandles,
     StateLayout,
     Tap,
     Weights,
@@ -96,6 +98,7 @@ from luce_core.contracts.plugin import (
     ExecutorContext,
     ExpertsContext,
     ModelPlan,
+    ModelRequest,
     OpImpl,
     OpLayer,
     PartKind,
@@ -184,6 +187,7 @@ __all__ = [
     "ModelBackend",
     "ModelLoader",
     "ModelPlan",
+    "ModelRequest",
     "ModelSpec",
     "Network",
     "Noise",
@@ -227,6 +231,7 @@ __all__ = [
     "SlotState",
     "Source",
     "Start",
+    "StateHandles",
     "StateLayout",
     "StateSizes",
     "StateStore",
@@ -242,4 +247,5 @@ __all__ = [
     "ToolCallStart",
     "Weights",
     "Work",
+    "tables_of",
 ]

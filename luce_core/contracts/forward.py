@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,9 @@ class ForwardBatch:
     sees: Tensor
     """i64[T, words] held: bit j = sees row j of its own sequence (itself included)."""
     table: Mapping[str, BlockTable]
-    """By group name."""
+    """By group name of the model that runs the batch; beside them, by "owner/group", those of other models
+    and of drafters with state of their own. `of` makes the latter the former.
+    """
     wanted: Tensor
     """i32[R] rows whose logits are wanted."""
     pending: Commit | None = None
@@ -72,6 +74,22 @@ class ForwardBatch:
     """i32[M] rows that take `embeds` [M, E] instead of the table; `token` holds the pad id there."""
     span: Tensor | None = None
     """i32[T] bidirectional span, -1 causal (prefill)."""
+
+    def of(self, owner: str) -> ForwardBatch:
+        """The same rows for the state of `owner`, a model or drafter: what its forward, ops and commit take.
+
+        Its tables stand under bare group names. Without the target's taps, embeddings and pending commit;
+        positions are the target's.
+        """
+        return evolve(
+            self, table=tables_of(self.table, owner), taps={}, embeds=None, embed_rows=None, pending=None
+        )
+
+
+def tables_of(table: Mapping[str, BlockTable], owner: str) -> dict[str, BlockTable]:
+    """The tables named "owner/group", under their bare group names."""
+    prefix = f"{owner}/"
+    return {key.removeprefix(prefix): one for key, one in table.items() if key.startswith(prefix)}
 
 
 @frozen

@@ -45,7 +45,7 @@ class StateSizes:
     block_tokens: int
     """Tokens one block covers; a group of stride n has block_tokens / n entries per block."""
     num_blocks: Mapping[str, int]
-    """By "model/group"."""
+    """By "owner/group"; the owner is a model, or a drafter with state of its own."""
     num_slots: int
     """Sequences that may run at once; rows of every per-sequence table."""
     max_held_rows: int
@@ -55,7 +55,8 @@ class StateSizes:
 
 
 class StateStore(Protocol):
-    """The allocated state of all models of one engine. The block manager decides, this moves bytes.
+    """The allocated state of all models and drafters of one engine. The block manager decides, this moves
+    bytes.
 
     Block ids run from 0 to num_blocks - 1 in every group. Engine thread only; work is queued behind what
     was submitted.
@@ -180,7 +181,7 @@ class BlockManager(Protocol):
         ...
 
     def usable_from(self, seq: SeqId) -> Mapping[str, int]:
-        """By model with a best-effort layout: first token index from which its state is there."""
+        """By owner of a best-effort layout: first token index from which its state is there."""
         ...
 
     def retire(self, fence: Fence) -> None:

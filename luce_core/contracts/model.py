@@ -200,6 +200,18 @@ class SlotState:
     period: int = 1
 
 
+class StateHandles(Protocol):
+    """The allocated state of one model or drafter, by the names of its layout; KeyError for any other."""
+
+    def region(self, name: str) -> Region:
+        """The allocated Pages called `name`."""
+        ...
+
+    def slot(self, name: str) -> SlotState:
+        """The allocated Slot called `name`."""
+        ...
+
+
 class Weights(Protocol):
     """One model's tensors, by GGUF name without the `.weight` suffix. Bytes stay quantized; packing happens
     here.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import Factory, frozen
 
 if TYPE_CHECKING:
-    from luce_core.contracts.forward import DFlashTarget, ModelLoader
+    from luce_core.contracts.forward import DFlashTarget, LoadedModel, ModelLoader
     from luce_core.contracts.memory import MemoryBroker
-    from luce_core.contracts.model import ModelSpec
+    from luce_core.contracts.model import ModelSpec, StateHandles, StateLayout
+    from luce_core.contracts.ops import Ops
 
 API = 1
 """The hook API this core speaks. A plugin states the number it was written for; another number is
@@ -77,6 +78,11 @@ class PartSpec:
     needs: frozenset[str] = frozenset()
     """Capabilities the plan must offer: "taps", "tree", "graphs", "loader", ..."""
     summary: str = ""
+    layout: str = ""
+    """Drafters: "module:fn" (ModelSpec of the target, the plugin's options) -> StateLayout; imports no torch.
+
+    The state it keeps per sequence beside its models'; "" = none.
+    """
 
 
 @frozen
@@ -196,6 +202,27 @@ class PlanPatch:
 
 
 @frozen
+class ModelRequest:
+    """A model beside the target. Plan field "models" takes one, or a tuple, from every plugin: they add up.
+
+    Described by the plugin of its architecture, planned and loaded as the target is, and given to its part.
+    """
+
+    name: str
+    """Of this model alone: lower case, digits, "-", "_", "."; its state is named "NAME/group"."""
+    role: Role
+    """Any but "target"."""
+    path: str
+    part: str
+    """Who runs it, by registry key: "drafter.dflash". Without that part in the plan the model stays out."""
+    op_layers: tuple[str, ...] | None = None
+    """None = those of the target."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@frozen
 class Problem:
     """Something that does not fit: both sides of the conflict, and the way out."""
 
@@ -228,6 +255,8 @@ class ModelPlan:
     layer_device: tuple[str, ...]
     shards: int = 1
     op_layers: tuple[str, ...] = ()
+    part: str = ""
+    """The part that runs it, by registry key; "" = the engine, as its target."""
 
 
 @frozen
@@ -246,6 +275,8 @@ class BackendPlan:
     devices: tuple[DeviceInfo, ...] = ()
     problems: tuple[Problem, ...] = ()
     """What is not fatal but the user should read."""
+    layouts: Mapping[str, StateLayout] = Factory(dict)
+    """By drafter: the state it keeps beside its models'."""
 
     def number(self, field: str) -> int:
         """The integer value of `field`; KeyError or TypeError are bugs of the caller."""
@@ -281,6 +312,12 @@ class DrafterContext:
     broker: MemoryBroker
     capacity: int
     """Nodes a tree may hold."""
+    ops: Ops
+    """The target's, for the drafter's own state."""
+    state: StateHandles
+    """What its `PartSpec.layout` asked for."""
+    models: Mapping[str, LoadedModel] = Factory(dict)
+    """Those requested for this drafter, by name."""
 
 
 @frozen
@@ -289,6 +326,8 @@ class ReducerContext:
     loader: ModelLoader
     broker: MemoryBroker
     tokenizer: Any
+    models: Mapping[str, LoadedModel] = Factory(dict)
+    """Those requested for this reducer, by name."""
 
 
 @frozen
@@ -296,6 +335,8 @@ class ResidencyContext:
     options: Any
     context_tokens: int
     block_tokens: int
+    models: Mapping[str, LoadedModel] = Factory(dict)
+    """Those requested for this policy's scorer, by name."""
 
 
 @frozen
@@ -309,7 +350,8 @@ class ExpertsContext:
 class EncoderContext:
     options: Any
     loader: ModelLoader
-    models: Sequence[ModelPlan]
+    models: Mapping[str, LoadedModel] = Factory(dict)
+    """Those requested for this encoder, by name."""
 
 
 @frozen

@@ -10,7 +10,7 @@ from attrs import Factory, frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from luce_core.contracts.forward import Commit, ForwardBatch
+    from luce_core.contracts.forward import BlockTable, Commit, ForwardBatch
     from luce_core.contracts.model import StateLayout, Tap
 
 
@@ -71,21 +71,36 @@ class Round:
     length: Tensor
     """i32[S] committed tokens."""
     usable_from: Tensor
-    """i32[S] first index with drafter state."""
+    """i32[S] first index with state in every model and layout of this drafter; `length` = there is none.
+
+    Page entries below it are garbage. 0 with nothing lacking, or for a drafter without state.
+    """
     history: Tensor
     """i32[slots, context] committed tokens and the anchor."""
     params: Any
     noise: Noise
     capacity: int
     """Nodes per sequence."""
+    room: Tensor
+    """i32[S] nodes of this sequence that can be run, at most `capacity`: entries length..length+room are
+    reserved, and no row of the drafter's may be written beyond.
+    """
+    table: Mapping[str, BlockTable] = Factory(dict)
+    """By "owner/group", as in `ForwardBatch.table`: of every model and drafter but the target."""
 
 
 class Drafter(Protocol):
-    """A source of candidates. Lossless by construction: the target's own picks decide."""
+    """A source of candidates. Lossless by construction: the target's own picks decide.
+
+    Its state, in its models and in `layout`, follows the text as the target's does: after `observe` it stands
+    at the committed length, folded, for every sequence of the batch. Rows run in `propose` are held: they
+    leave logs and entries beyond the length, never committed state.
+    """
 
     name: str
     taps: tuple[Tap, ...]
     layout: StateLayout
+    """What its `PartSpec.layout` said; the handles are in its context."""
     site: Literal["device", "host"]
     """host: costs one synchronization a round."""
 

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import evolve
 
+from luce_core.cache.layout import needs_checkpoints
 from luce_core.contracts import (
+    BackendPlan,
     EngineEvent,
     Fence,
     FinishReason,
@@ -34,7 +36,7 @@ from luce_core.contracts import (
 from luce_core.engine.programs import Programs, Verdict
 from luce_core.engine.sequence import Sequence
 from luce_core.errors import CapacityError, EngineError, LuceError, PluginError
-from luce_core.model.batch import RowSet
+from luce_core.model.batch import RowSet, make_tables
 from luce_core.ops.noise import CounterNoise
 from luce_core.ops.sampling import ParamTable
 from luce_core.speculation.tree import Candidates, check_tree, merge, read_tree
@@ -58,12 +60,14 @@ class LuceEngine:
         self.scheduler = pipeline.scheduler
         self.executor = pipeline.executor
         self.drafters = pipeline.drafters
+        self.models = tuple(pipeline.models.values())
         self.own_groups = f"{plan.models[0].name}/"
+        self.owners = [_owners(plan, name) for name in plan.parts["drafter"]]
         self.context = plan.number("context")
         self.row_budget = plan.number("engine.row_budget")
         self.nodes = min(plan.number("engine.draft_nodes"), self.row_budget - 1) if self.drafters else 0
         self.slots = slots = plan.number("engine.max_sequences")
-        device = plan.models[0].layer_device[0]
+        self.device = device = plan.models[0].layer_device[0]
         self.table = ParamTable(slots, self.spec.vocab, device)
         self.programs = Programs(self.target, self.drafters, pipeline.target.ops, self.table)
         self.executor.prepare("prefill", self.programs.prefill, ())
@@ -72,7 +76,8 @@ class LuceEngine:
             torch.zeros(slots, self.context, dtype=torch.int32, device=device) if self.drafters else None
         )
         self.noise = CounterNoise()
-        self.has_slots = bool(self.spec.layout.slots) or any(g.window for g in self.spec.layout.groups)
+        layouts = (*(model.spec.layout for model in plan.models), *plan.layouts.values())
+        self.has_slots = any(needs_checkpoints(layout) for layout in layouts)
         self.waiting: dict[SeqId, Sequence] = {}
         self.running: dict[SeqId, Sequence] = {}
         self.counters = dict.fromkeys(
@@ -328,7 +333,7 @@ class LuceEngine:
             self._finish(seq, "error", message)
 
     def _tables(self, seq: Sequence) -> dict[str, SeqTable]:
-        """By group for the target, by "model/group" for drafters."""
+        """By group for the target, by "owner/group" for everyone else."""
         return {
             key.removeprefix(self.own_groups): table
             for key, table in self.blocks.tables(self._handle(seq)).items()
@@ -364,24 +369,33 @@ class LuceEngine:
             return nothing
         handles = [self._handle(seq) for seq, _ in held]
         usable = [self.blocks.usable_from(handle) for handle in handles]
+        room = [min(rows - 1, seq.last_index - len(seq.tokens)) for seq, rows in held]
         view = Round(
-            slot=_i32([self.blocks.slot(handle) for handle in handles]),
-            anchor=_i32([seq.tokens[-1] for seq, _ in held]),
-            length=_i32([self.blocks.length(handle) for handle in handles]),
-            usable_from=_i32([0] * len(held)),
+            slot=self._i32([self.blocks.slot(handle) for handle in handles]),
+            anchor=self._i32([seq.tokens[-1] for seq, _ in held]),
+            length=self._i32([self.blocks.length(handle) for handle in handles]),
+            usable_from=self._i32([0] * len(held)),
             history=self.history,
             params=self.table,
             noise=self.noise,
             capacity=capacity,
+            room=self._i32(room),
+            table=make_tables([self._foreign_tables(handle) for handle in handles], self.device),
         )
         proposals = []
-        for number, drafter in enumerate(self.drafters):
-            own = evolve(view, usable_from=_i32([item.get(drafter.name, 0) for item in usable]))
+        for number, (drafter, owners) in enumerate(zip(self.drafters, self.owners, strict=True)):
+            lacking = [max((item[owner] for owner in owners), default=0) for item in usable]
+            own = evolve(view, usable_from=self._i32(lacking))
             proposals.append(self._checked(drafter.name, read_tree(drafter.propose(own), number)))
-        return [
-            merge([trees[s] for trees in proposals], min(rows - 1, seq.last_index - len(seq.tokens)))
-            for s, (seq, rows) in enumerate(held)
-        ]
+        return [merge([trees[s] for trees in proposals], most) for s, most in enumerate(room)]
+
+    def _foreign_tables(self, handle: SeqId) -> dict[str, SeqTable]:
+        """By "owner/group": all but the target's."""
+        tables = self.blocks.tables(handle)
+        return {key: table for key, table in tables.items() if not key.startswith(self.own_groups)}
+
+    def _i32(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
 
     def _checked(self, name: str, trees: list[Candidates]) -> list[Candidates]:
         for tree in trees:
@@ -407,7 +421,8 @@ class LuceEngine:
 
     def _checkpoint(self, seq: Sequence) -> None:
         handle = self._handle(seq)
-        self.target.backend.settle([self.blocks.slot(handle)])
+        for model in self.models:
+            model.backend.settle([self.blocks.slot(handle)])
         self.blocks.checkpoint(handle)
 
     def _accept(self, seq: Sequence, tree: Candidates, verdict: Verdict) -> None:
@@ -453,5 +468,7 @@ class LuceEngine:
         return seq.handle
 
 
-def _i32(values: list[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+def _owners(plan: BackendPlan, drafter: str) -> list[str]:
+    """Whose state the drafter needs: its models' and its own."""
+    own = [drafter] if drafter in plan.layouts else []
+    return own + [model.name for model in plan.models if model.part == f"drafter.{drafter}"]

@@ -10,7 +10,7 @@ import torch
 from attrs import Factory, frozen
 from torch import Tensor
 
-from luce_core.contracts import BlockTable, ForwardBatch, SeqTable, Tap
+from luce_core.contracts import BlockTable, ForwardBatch, Round, SeqTable, Tap, tables_of
 
 WORD_BITS = 64
 PADDING = -2
@@ -67,9 +67,47 @@ def make_batch(
         sure=tensor.i32([row.sure if phase == "held" else len(row.tokens) for row in rows]),
         parent=tensor.i32(parents),
         sees=tensor.i64(sees),
-        table={group: _block_table([row.tables[group] for row in rows], tensor) for group in rows[0].tables},
+        table=make_tables([row.tables for row in rows], device),
         wanted=tensor.i32(_wanted(phase, rows, starts.tolist())),
         taps=taps or {},
+    )
+
+
+def make_tables(rows: Sequence[Mapping[str, SeqTable]], device: str = "cpu") -> dict[str, BlockTable]:
+    """The block tables of these sequences, by the names of the first's."""
+    tensor = _Tensors(device)
+    return {key: _block_table([row[key] for row in rows], tensor) for key in (rows[0] if rows else ())}
+
+
+def chain_batch(round: Round, tokens: Tensor, owner: str, *, axes: int = 1) -> ForwardBatch:
+    """A held batch for the state of `owner`, in a drafter's `propose`: one chain behind each sequence.
+
+    tokens: (dev) i32[S, n], the anchor first; logits are wanted of every row. Rows beyond a sequence's room
+    are padding. Does not synchronize.
+    """
+    count, rows = tokens.shape
+    place = torch.arange(rows, dtype=torch.int32, device=tokens.device)
+    index = (round.length[:, None] + place).reshape(-1)
+    padding = (place > round.room[:, None]).reshape(-1)
+    bits = torch.zeros(rows, -(-rows // WORD_BITS), dtype=torch.int64)
+    for row in range(rows):
+        bits[row : rows, row // WORD_BITS] |= 1 << row % WORD_BITS if row % WORD_BITS < 63 else -(1 << 63)
+    sees = bits.to(tokens.device).repeat(count, 1).masked_fill(padding[:, None], 0)
+    every = torch.arange(count * rows, dtype=torch.int32, device=tokens.device)
+    return ForwardBatch(
+        phase="held",
+        token=tokens.reshape(-1),
+        index=index,
+        position=index.expand(axes, -1),
+        seq=every // rows,
+        query_start=torch.arange(count + 1, dtype=torch.int32, device=tokens.device) * rows,
+        slot=round.slot,
+        length=round.length,
+        sure=torch.ones_like(round.slot),
+        parent=(place - 1).repeat(count).masked_fill(padding, PADDING),
+        sees=sees,
+        table=tables_of(round.table, owner),
+        wanted=every,
     )
 
 

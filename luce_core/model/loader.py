@@ -18,6 +18,7 @@ from luce_core.ops.pack import dequantizer
 
 Build = Callable[[ModelSpec, Weights, Ops], Network]
 Rewrite = Callable[[Program, OpsNamespace], Program]
+TOKENIZER = "tokenizer.ggml.model"
 REWRITE = "*"
 """The entry of an op layer that rewrites recorded programs."""
 
@@ -53,7 +54,7 @@ class Loader:
         ops = build_ops({"dequantize": dequantizer(self._formats)}, *layers)
         with GgufFile.open(plan.path, self._formats) as file:
             spec = plan.spec if plan.spec.identity else evolve(plan.spec, identity=file.identity())
-            tokenizer = None if self._tokenizer_of is None else self._tokenizer_of(file.header)
+            tokenizer = self._tokenizer(plan, file.header)
             state = ModelState(plan.name, spec.layout, self._sizes, device)
             model = Model(
                 plan=plan,
@@ -66,6 +67,13 @@ class Loader:
             )
             model.attach(file)
         return model
+
+
+    def _tokenizer(self, plan: ModelPlan, header: GgufHeader) -> Any:
+        """None for a drafter, scorer or encoder whose file has none: it runs on the target's token ids."""
+        if self._tokenizer_of is None or (plan.role != "target" and TOKENIZER not in header.metadata):
+            return None
+        return self._tokenizer_of(header)
 
 
 class Model:

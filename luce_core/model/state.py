@@ -39,6 +39,14 @@ class ModelState:
         self._allocate(device)
         self._check_bytes()
 
+    def region(self, name: str) -> Region:
+        """The allocated Pages called `name` in the layout."""
+        return self.regions[name]
+
+    def slot(self, name: str) -> SlotState:
+        """The allocated Slot called `name` in the layout."""
+        return self.slots[name]
+
     def tensors(self) -> list[Tensor]:
         """Every tensor of the state, in layout order."""
         return [

@@ -31,8 +31,12 @@ class DrafterContract(Contract):
         """Write (or return) a small target the drafter can draft for."""
         return write_toy_model(folder / "target.gguf")
 
+    def make_options(self, folder: Path) -> Mapping[str, Any]:
+        """`options`, and what is only known in `folder`: the file of a draft model, say."""
+        return self.options
+
     def _rig(self, folder: Path, nodes: int) -> EngineRig:
-        options = {**self.options, "draft_nodes": nodes, "drafter": (self.name,)}
+        options = {**self.make_options(folder), "draft_nodes": nodes, "drafter": (self.name,)}
         if not nodes:
             options = {"drafter": ("none",)}
         return EngineRig(

@@ -102,6 +102,8 @@ def _named(value: Any) -> list[str]:
         return [value.describe, value.build]
     if isinstance(value, OpLayer):
         return [op.fn for op in value.ops]
-    if isinstance(value, (PartSpec, CommandSpec)):
+    if isinstance(value, PartSpec):
+        return [value.factory, value.layout] if value.layout else [value.factory]
+    if isinstance(value, CommandSpec):
         return [value.factory]
     return [value.dequantize] if isinstance(value, QuantFormat) else []

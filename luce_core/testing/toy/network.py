@@ -69,14 +69,14 @@ class ToyNetwork:
         if batch.phase == "held":
             self.ops.write_log(batch, slot, "token", batch.token[:, None])
         out = torch.empty(batch.token.shape[0], dtype=torch.int64)
-        bounds = batch.query_start.tolist()
+        bounds, tokens, parents = batch.query_start.tolist(), batch.token.tolist(), batch.parent.tolist()
         for s, number in enumerate(batch.slot.tolist()):
             start = int(slot.state[number, 0]) or FOLD_START
             rows: list[int] = []
             for row in range(bounds[s], bounds[s + 1]):
-                parent = int(batch.parent[row]) if batch.phase == "held" else len(rows) - 1
+                parent = parents[row] if batch.phase == "held" else len(rows) - 1
                 before = rows[parent] if parent >= 0 else start
-                rows.append(((before ^ (int(batch.token[row]) + 1)) * FOLD) & MASK)
+                rows.append(((before ^ (tokens[row] + 1)) * FOLD) & MASK)
             out[bounds[s] : bounds[s + 1]] = torch.tensor(rows, dtype=torch.int64)
             if batch.phase == "prefill" and rows:
                 slot.state[number, 0] = rows[-1]

@@ -46,6 +46,7 @@ def test_every_sequence_gets_its_own_chain_within_the_capacity() -> None:
             params=unused,
             noise=unused,
             capacity=2,
+            room=torch.tensor([2, 2]),
         )
     )
     assert tree.count.tolist() == [2, 0]
