@@ -270,6 +270,20 @@ def test_user_defined_text_is_matched_everywhere_and_markers_only_when_trusted()
     assert tokenizer.decode([table, blanks, tool], special=False) == "<table>    <tool>"
 
 
+def test_sentencepiece_without_the_extra_space():
+    # As in Gemma: words carry the space before them, the text begins as it is.
+    tokenizer = Tokenizer.from_metadata(changed("spm", add_space_prefix=False))
+    assert tokenizer.token_text(tokenizer.encode("hello world", add_bos=False)[0]) == "hello"
+    for text in ("hello world", " hello", "  ", ""):
+        assert tokenizer.decode(tokenizer.encode(text), special=False) == text
+
+
+def test_the_extra_space_follows_every_added_token():
+    ids = TOY_SPM.encode("<s>the<s> the", special=True)
+    assert TOY_SPM.decode(ids) == "<s>the<s> the"
+    assert ids[1] == TOY_SPM.token_id("▁the")
+
+
 def test_space_marks_in_literals_of_sentencepiece_files_mean_spaces():
     tokenizer = with_tokens("▁▁▁", base="spm")
     token = tokenizer.vocab_size - 1
