@@ -127,6 +127,9 @@ def luce_extend_plan(plan: BackendPlan, devices: Sequence[DeviceInfo]) -> Sequen
     plan: as it stands, patches of the plugins named in `after` already applied. devices: all that were
     found. A field the user set is never patched: the wish becomes a note. Pure: allocates nothing, touches
     no device.
+
+    Field "models" takes a `ModelRequest`, or a tuple of them: models beside the target, each for one part of
+    the plan, which finds them loaded in its context. There the wishes of all plugins add up.
     """
 
 

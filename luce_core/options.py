@@ -297,11 +297,13 @@ def load_options(
     files: Sequence[Path],
     *,
     card: Mapping[str, Any] | None = None,
+    default_model: str | None = None,
 ) -> Options:
     """All options, validated. UsageError lists everything wrong with them.
 
     cli: option name -> value, None where the flag was not given; files: strongest first; card: recommended
-    options of the model, by default those the catalogue has for the model's name.
+    options of the model, by default those the catalogue has for the model's name. default_model: whose card
+    counts when nobody names a model.
     """
     reader = _Reader(option_fields(registry), registry)
     _add_user(reader, cli, env, files)
@@ -313,7 +315,7 @@ def load_options(
             reader.add_defaults("profile", f"profile {profile}", found.value.values)
         except PluginError as error:
             reader.problems.append(str(error))
-    model = reader.pick(by_name["model"])[0]
+    model = reader.pick(by_name["model"])[0] or default_model
     if card is None and isinstance(model, str) and registry.declared.get(f"model.{model}"):
         card = registry.model(model).value.card
     if card:

@@ -64,7 +64,11 @@ class Session:
     def options(self, params: Mapping[str, Any]) -> Options:
         """Options out of what click parsed and the other sources; notices go to standard error."""
         options = load_options(
-            self.registry, click_values(self.fields, _with_model(params)), self.env, self.files
+            self.registry,
+            click_values(self.fields, _with_model(params)),
+            self.env,
+            self.files,
+            default_model=DEFAULT_MODEL,
         )
         for notice in options.notices:
             warn(notice)

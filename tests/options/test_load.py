@@ -236,6 +236,14 @@ def test_a_card_can_be_given(registry):
     assert options.origin["top_k"].by == "card of tiny"
 
 
+def test_the_card_of_the_default_model_counts_when_nobody_names_one(registry):
+    options = load_options(registry, {}, {}, [], default_model="tiny")
+    assert (options.core.model, options.origin["ctx_size"].by) == (None, "card of tiny")
+    assert options.origin["model"].source == "default"
+    named = load_options(registry, {"model": "another.gguf"}, {}, [], default_model="tiny")
+    assert named.origin["ctx_size"].source == "default"
+
+
 # --- plugins come and go
 
 
