@@ -115,6 +115,7 @@ def _server(running: Running, options: Options) -> uvicorn.Server:
         log_level="warning" if core.log_level == "info" else core.log_level,  # our rows say it better
         log_config=None,
         access_log=False,
+        lifespan="off",
         timeout_graceful_shutdown=max(1, round(core.drain)),
     )
 

@@ -6,6 +6,7 @@
     op_layer          OpLayerContract     hardware backends and other op layers
     schedulers        SchedulerContract   schedulers
     drafter_contract  DrafterContract     drafters
+    dense             a small transformer of ops only: what op layers are tested under
     toy               a whole architecture with an exact oracle (ToyLaw): the toy backend
     drafters          ScriptedDrafter, a drafter that proposes what the test says
     gguf_factory      write_gguf, split_gguf: tiny model files; toy_vocab: vocabularies for them

@@ -76,9 +76,7 @@ class PluginContract(Contract):
         declared |= {f"device.{device.value.id.partition(':')[0]}" for device in registry.find_devices()[0]}
         entries = importlib_metadata.distribution(self.distribution).entry_points
         listed = {entry.name for entry in entries if entry.group == "luce_core.provides"}
-        indexed = {
-            key for key in declared if key.partition(".")[0] not in ("ops", "device", "profile", "model")
-        }
+        indexed = {key for key in declared if key.partition(".")[0] not in ("device", "profile", "model")}
         assert indexed <= listed, f"declared but not in 'luce_core.provides': {sorted(indexed - listed)}"
         assert listed <= declared or any(key.startswith("device.") for key in listed - declared), (
             f"in 'luce_core.provides' but not declared: {sorted(listed - declared)}"
