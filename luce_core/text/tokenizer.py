@@ -52,7 +52,7 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = attrs.evolve(vocabulary, merges=(), scores=())  # megabytes the merger holds as well
+        self._vocabulary = attrs.evolve(vocabulary, merges=(), scores=())  # the merger holds them
         pre, self.notice = choose_pre_tokenizer(vocabulary)
         self.model = vocabulary.model
         self.pre = vocabulary.pre
