@@ -114,6 +114,8 @@ def _face(options: Options, planned: Planned, pipeline: Pipeline) -> Any:
     core, spec = options.core, planned.plan.models[0].spec
     metadata: dict[str, Any] = dict(planned.header.metadata)
     if core.chat_template_file is not None:
+        # One template for everything: the file's own variants (".tool_use", ...) would win over the user's.
+        metadata = {key: metadata[key] for key in metadata if not key.startswith("tokenizer.chat_template")}
         metadata["tokenizer.chat_template"] = _read_template(core.chat_template_file)
     return ModelFace(
         id=planned.name,
