@@ -112,16 +112,13 @@ def _face(options: Options, planned: Planned, pipeline: Pipeline) -> Any:
     from luce_core.text import ChatTemplate
 
     core, spec = options.core, planned.plan.models[0].spec
-    metadata: dict[str, Any] = dict(planned.header.metadata)
-    if core.chat_template_file is not None:
-        # One template for everything: the file's own variants (".tool_use", ...) would win over the user's.
-        metadata = {key: metadata[key] for key in metadata if not key.startswith("tokenizer.chat_template")}
-        metadata["tokenizer.chat_template"] = _read_template(core.chat_template_file)
     return ModelFace(
         id=planned.name,
         context=planned.plan.number("context"),
         tokenizer=pipeline.target.tokenizer,
-        template=ChatTemplate.from_metadata(metadata),
+        template=ChatTemplate.from_metadata(
+            template_metadata(planned.header.metadata, core.chat_template_file)
+        ),
         created=int(time.time()),
         defaults=evolve(
             SamplingParams(),
@@ -141,6 +138,14 @@ def _face(options: Options, planned: Planned, pipeline: Pipeline) -> Any:
             "n_vocab": spec.vocab,
         },
     )
+
+
+def template_metadata(metadata: Mapping[str, Any], chosen: Path | None) -> Mapping[str, Any]:
+    """The file's metadata, with the user's template in place of every variant of its own."""
+    if chosen is None:
+        return metadata
+    rest = {key: metadata[key] for key in metadata if not key.startswith("tokenizer.chat_template")}
+    return {**rest, "tokenizer.chat_template": _read_template(chosen)}
 
 
 def _read_template(path: Path) -> str:
