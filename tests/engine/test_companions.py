@@ -6,14 +6,17 @@ accepted says whether state survived.
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from luce_core.contracts import Hit, Work
 from luce_core.errors import PluginError
 from luce_core.model.batch import RowSet, make_batch
+from luce_core.testing.gguf_factory import write_gguf
 from luce_core.testing.pipeline import TOY_HOOKS, EngineRig, make_pipeline
 from luce_core.testing.toy import ToyLaw, write_toy_model
+from luce_core.testing.toy_vocab import toy_vocabulary
 
 DRAFT_HOOKS = "luce_core.testing.toy.draft_hooks"
 SHAPES = {"slots": {}, "pages": {"slots": False}, "window": {"slots": True, "window": 24}}
@@ -246,6 +249,19 @@ def test_no_row_reaches_the_barrier(world, name, kind, max_tokens):
 
         return call
 
+    plan = rig.engine.scheduler.plan
+    barriers = {length - 1: length + max_tokens - 1 for length in prompts}
+    planned = []
+
+    def watched_plan(waiting, running, row_budget, fits):
+        work, preempted = plan(waiting, running, row_budget, fits)
+        views = {view.seq: view for view in (*waiting, *running)}
+        planned.extend((views[w.seq].length + w.rows, barriers[views[w.seq].prompt]) for w in work
+                       if views[w.seq].prompt in barriers)  # fmt: skip
+        assert all(view.barrier in barriers.values() for view in views.values())
+        return work, preempted
+
+    rig.engine.scheduler = type("Watched", (), {"plan": staticmethod(watched_plan)})()
     backend = rig.pipeline.target.backend
     backend.forward = watched(backend.forward)
     drafter.runner.forward = watched(drafter.runner.forward)
@@ -255,6 +271,8 @@ def test_no_row_reaches_the_barrier(world, name, kind, max_tokens):
     assert seen
     assert all(last < barrier for last, barrier in seen), [pair for pair in seen if pair[0] >= pair[1]]
     assert any(last == barrier - 1 for last, barrier in seen), "rows stop short of what is allowed"
+    assert planned
+    assert all(end <= barrier for end, barrier in planned), planned
 
 
 def test_work_that_reaches_a_barrier_is_refused_by_name(world):
@@ -274,6 +292,24 @@ def test_work_that_reaches_a_barrier_is_refused_by_name(world):
     rig.submit(text(4), 3)
     with pytest.raises(PluginError, match="beyond barrier"):
         rig.run()
+
+
+def test_every_model_is_settled_before_a_snapshot(world):
+    rig, _, _ = world("toy-draft")
+    settled = {name: [] for name in rig.pipeline.models}
+    saved = []
+    for name, model in rig.pipeline.models.items():
+        model.backend.settle = settled[name].extend
+    save_slot = rig.pipeline.state.save_slot
+
+    def save(slot):
+        saved.append(slot)
+        assert all(slots and slots[-1] == slot for slots in settled.values())
+        return save_slot(slot)
+
+    rig.pipeline.state.save_slot = save
+    rig.generate(text(40), max_tokens=6)
+    assert saved
 
 
 # --- bytes
@@ -303,6 +339,23 @@ def test_the_broker_holds_every_claim_of_its_device(world):
     assert held == own
     assert {"weights of draft", "state of draft", "weights of target"} <= set(own)
     assert plan.number("memory.limit_bytes") - sum(own.values()) == rig.pipeline.brokers["cpu"].free_bytes
+
+
+def test_a_draft_model_needs_no_tokenizer(tmp_path):
+    metadata = {
+        "general.architecture": "toy", "toy.context_length": 256, "toy.salt": 7, "toy.slots": True,
+        "toy.window": 0, **toy_vocabulary("bpe"),
+    }  # fmt: skip
+    del metadata["tokenizer.ggml.model"]
+    draft = write_gguf(tmp_path / "d.gguf", metadata, {"toy.weight": np.zeros((8, 8), np.float32)})
+    target = write_toy_model(tmp_path / "t.gguf", salt=7, context=256)
+    options = {"drafter": ("toy-draft",), "draft_nodes": 4, "toy-draft.model": str(draft)}
+    rig = EngineRig(make_pipeline(target, TOY_HOOKS, DRAFT_HOOKS, options=options))
+    assert rig.pipeline.models["draft"].tokenizer is None
+    assert rig.pipeline.target.tokenizer is not None
+    answer = rig.submit(text(20), 10)
+    rig.run()
+    assert usage(answer)[1] > 5
 
 
 def test_only_its_own_models_are_given_to_a_drafter(world):
