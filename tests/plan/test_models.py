@@ -196,7 +196,7 @@ def test_two_owners_of_state_cannot_share_a_name(planned, draft):
 
 def test_a_layout_of_anything_but_a_drafter_breaks_its_plugin():
     spec = PartSpec("scheduler", "s", "m:make", Equivalence.BITS, layout="m:fn")
-    with pytest.raises(PluginError, match="'odd' .* is broken: the scheduler 's' .* for drafters only"):
+    with pytest.raises(PluginError, match=r"'odd' .* is broken: the scheduler 's' .* for drafters only"):
         from_modules([make_plugin("odd", luce_register_schedulers=[spec])])
 
 
