@@ -61,6 +61,7 @@ class Side:
         params.n_threads = params.n_threads_batch = asked["threads"]
         kind = {"f16": 1, "f32": 0, "bf16": 30}[asked["kv"]]
         params.type_k = params.type_v = kind
+        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED  # as ours: no scores are written out
         self.ctx = lib.llama_init_from_model(self.model, params)
         self.vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
 
