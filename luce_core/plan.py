@@ -116,7 +116,9 @@ def describe_model(fields: Fields, header: GgufHeader) -> Described | None:
         model = Described(fields, header)
         model.spec(0)
     except PluginError as error:
-        fields.problem(f"{str(header.path)!r} holds a model of architecture {name!r}. {error}", REPORT)
+        # A missing architecture names its package already; a broken one is its authors' business.
+        fix = REPORT if registry.declared.get(f"arch.{name}") else "`luce-core plugins` lists what is there."
+        fields.problem(f"{str(header.path)!r} holds a model of architecture {name!r}. {error}", fix)
         return None
     if fields.by_default("parts.chat"):
         suited = tuple(part for part in model.chat if part in registry.names("chat"))

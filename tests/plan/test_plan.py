@@ -133,6 +133,7 @@ def test_an_unknown_architecture_names_file_and_package(model):
     problems = fails(make_plan, load_options(registry, {}, {}, []), model(), registry, [])
     text = "\n".join(problem.message for problem in problems)
     assert "model.gguf' holds a model of architecture 'glim'" in text
+    assert "Report it" not in text
     assert "pip install luce-arch-glim" in text
     assert "No device was found" in text, "both problems at once"
 
