@@ -54,6 +54,18 @@ off.
 """
 
 
+METRICS_HEAD = """# Metrics
+
+Generated from `luce_core/server/metrics.py` by `python -m luce_core.docs`.
+
+`GET /metrics` answers in Prometheus' text format. Units are in the names; counters end in `_total`, and a
+histogram `x` has `x_bucket`, `x_sum` and `x_count`. `luce_requests_total` has labels `api` (chat, ...) and
+`reason` (stop, length, cancelled, error); `luce_info` has `model` and `version`.
+
+| metric | type | |
+|---|---|---|"""
+
+
 def hook_definitions() -> Iterator[tuple[str, ast.FunctionDef]]:
     """(section, definition) of every hook, in order."""
     source = inspect.getsource(hookspecs)
@@ -108,9 +120,17 @@ def _option_row(item: OptionField) -> str:
     return f"| {flags}{value} | `{item.env}` | `{item.key}` | {item.show(item.default)} | {item.help} |"
 
 
+def metrics_page() -> str:
+    """docs/metrics.md."""
+    from luce_core.server.metrics import families
+
+    rows = [f"| `{name}` | {kind} | {text} |" for name, kind, text in families()]
+    return "\n".join([METRICS_HEAD, *rows, ""])
+
+
 def pages() -> dict[str, str]:
     """File name -> text."""
-    return {"hooks.md": hooks_page(), "options.md": options_page()}
+    return {"hooks.md": hooks_page(), "options.md": options_page(), "metrics.md": metrics_page()}
 
 
 def main(folder: str = "docs") -> None:

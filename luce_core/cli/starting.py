@@ -18,7 +18,8 @@ from luce_core.cli.session import Session
 from luce_core.contracts import BackendPlan, RequestRecord, SamplingParams
 from luce_core.errors import UsageError
 from luce_core.options import Options
-from luce_core.plan import block_formats, make_plan
+from luce_core.plan import block_formats, make_plan, suppliers
+from luce_core.registry import Registry, Supplied
 
 if TYPE_CHECKING:
     from luce_core.engine.local import LocalChannel
@@ -80,7 +81,7 @@ def start(
         engine = LuceEngine(pipeline)
     channel = LocalChannel(engine, max_queue=options.core.queue_limit + options.core.max_sequences)
     pipeline.observers.engine_started(pipeline)
-    face = _face(options, planned, pipeline)
+    face = _face(options, planned, pipeline, session.registry)
     if face.template.notice:
         warn(face.template.notice)
     service = GenerationService(
@@ -107,7 +108,7 @@ def template_kwargs(options: Options) -> Mapping[str, Any]:
     return {} if options.core.thinking == "auto" else {"enable_thinking": options.core.thinking == "on"}
 
 
-def _face(options: Options, planned: Planned, pipeline: Pipeline) -> Any:
+def _face(options: Options, planned: Planned, pipeline: Pipeline, registry: Registry) -> Any:
     from luce_core.server.service import ModelFace
     from luce_core.text import ChatTemplate
 
@@ -128,6 +129,7 @@ def _face(options: Options, planned: Planned, pipeline: Pipeline) -> Any:
             min_p=core.min_p,
             repetition=core.repetition_penalty,
         ),
+        parts=tuple(_part(key, found) for key, found in suppliers(planned.plan, registry).items()),
         max_tokens=core.max_tokens or None,
         template_kwargs=template_kwargs(options),
         details={
@@ -138,6 +140,13 @@ def _face(options: Options, planned: Planned, pipeline: Pipeline) -> Any:
             "n_vocab": spec.vocab,
         },
     )
+
+
+def _part(key: str, found: Supplied[Any]) -> dict[str, str]:
+    kind, _, name = key.partition(".")
+    equivalence = getattr(found.value, "equivalence", None)
+    answers = "the model itself" if equivalence is None else equivalence.value
+    return {"kind": kind, "name": name, "plugin": found.plugin, "answers": answers}
 
 
 def template_metadata(metadata: Mapping[str, Any], chosen: Path | None) -> Mapping[str, Any]:

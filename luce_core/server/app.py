@@ -13,10 +13,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+import luce_core
 from luce_core.errors import LuceError, RequestError
 from luce_core.server.auth import ApiKeys
 from luce_core.server.chat import chat_completions
 from luce_core.server.errors import envelope, error_response
+from luce_core.server.metrics import CONTENT_TYPE
 from luce_core.server.service import GenerationService
 from luce_core.server.settings import ServerSettings
 
@@ -36,6 +38,9 @@ def build_app(service: GenerationService, settings: ServerSettings | None = None
     app = Starlette(
         routes=[
             Route("/health", health, methods=["GET"]),
+            Route("/ready", health, methods=["GET"]),
+            Route("/metrics", metrics, methods=["GET"]),
+            Route("/props", props, methods=["GET"]),
             Route("/", health, methods=["GET"]),
             Route("/v1/models", list_models, methods=["GET"]),
             Route("/v1/models/{model:path}", get_model, methods=["GET"]),
@@ -64,6 +69,36 @@ async def health(request: Request) -> Response:
         "waiting": int(stats["waiting"]),
     }
     return JSONResponse(body, 200 if alive else 503)
+
+
+async def metrics(request: Request) -> Response:
+    """`GET /metrics`, Prometheus text format."""
+    service: GenerationService = request.app.state.service
+    return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+
+
+async def props(request: Request) -> Response:
+    """`GET /props`: what was composed and how it answers by default."""
+    service: GenerationService = request.app.state.service
+    face = service.face
+    return JSONResponse(
+        {
+            "model_alias": face.id,
+            "build_info": f"luce-core {luce_core.__version__}",
+            "n_ctx": face.context,
+            "chat_template": face.template.source,
+            "default_generation_settings": {
+                "temperature": face.defaults.temperature,
+                "top_k": face.defaults.top_k,
+                "top_p": face.defaults.top_p,
+                "min_p": face.defaults.min_p,
+                "repetition_penalty": face.defaults.repetition,
+                "max_tokens": face.max_tokens,
+            },
+            "parts": [dict(part) for part in face.parts],
+            "model": dict(face.details),
+        }
+    )
 
 
 def _card(service: GenerationService) -> dict[str, Any]:

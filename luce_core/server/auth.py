@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from luce_core.errors import RequestError
 from luce_core.server.errors import error_response
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
 class ApiKeys:

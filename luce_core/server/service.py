@@ -25,6 +25,7 @@ from luce_core.contracts import (
     TextEvent,
 )
 from luce_core.errors import ContextOverflow, RequestError
+from luce_core.server.metrics import Metrics
 from luce_core.text import ChatTemplate, Tokenizer, normalize_messages
 from luce_core.text.fold import TextFold
 
@@ -48,6 +49,8 @@ class ModelFace:
     template_kwargs: Mapping[str, Any] = Factory(dict)
     """Template variables where the request names none, e.g. `enable_thinking`."""
     details: Mapping[str, Any] = Factory(dict)
+    parts: tuple[Mapping[str, str], ...] = ()
+    """What the plan composed: kind, name, plugin, and how closely it answers."""
 
 
 @frozen
@@ -79,7 +82,8 @@ class GenerationService:
         self.channel = channel
         self.heartbeat_s = heartbeat_s
         self.face = face
-        self.observers = tuple(observers)
+        self.metrics = Metrics(channel, face.id)
+        self.observers = (*observers, self.metrics.observe)
 
     def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]

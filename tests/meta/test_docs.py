@@ -19,7 +19,7 @@ from luce_core.cli.session import Session
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "tools" / "plugin-template"
-GENERATED = {"docs/hooks.md", "docs/options.md"}
+GENERATED = {"docs/hooks.md", "docs/metrics.md", "docs/options.md"}
 """Written by `luce_core.docs`: signatures without bodies, rows as long as the help."""
 
 

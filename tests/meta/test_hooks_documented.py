@@ -56,7 +56,7 @@ def test_every_register_hook_is_read():
     assert set(DECLARING) | {"luce_register_devices"} == {h for h in HOOKS if h.startswith("luce_register")}
 
 
-@pytest.mark.parametrize("name", ["hooks.md", "options.md"])
+@pytest.mark.parametrize("name", ["hooks.md", "metrics.md", "options.md"])
 def test_generated_pages_are_up_to_date(name):
     written = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert written == docs.pages()[name], "run: python -m luce_core.docs"
@@ -71,7 +71,7 @@ def test_every_option_is_on_its_page():
 
 def test_the_pages_are_written_where_they_are_asked(tmp_path):
     docs.main(str(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hooks.md", "options.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(docs.pages())
 
 
 def test_the_version_is_the_packages():
