@@ -23,7 +23,6 @@ from luce_core.errors import EngineError, LuceError
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-    from luce_core.options import Options
     from luce_core.server.service import GenerationService
 
 CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -61,9 +60,9 @@ def run(session: Session, params: dict[str, Any]) -> None:
             device = planned.plan.models[0].layer_device[0]
             context = planned.plan.number("context")
             say(f"{planned.name} on {device}, context {context:,} tokens. /help lists commands.")
-            asyncio.run(_chat(running.service, options, _history(session)))
+            asyncio.run(_chat(running.service, _history(session)))
         else:
-            asyncio.run(_answer_once(running.service, options, question))
+            asyncio.run(_answer_once(running.service, question))
     finally:
         running.close(0.0)
 
@@ -75,20 +74,20 @@ def _history(session: Session) -> Path:
     return root / "luce-core" / "history"
 
 
-def _conversation(service: GenerationService, options: Options) -> Conversation:
-    return Conversation(service.face.defaults, max_tokens=options.core.max_tokens or None)
+def _conversation(service: GenerationService) -> Conversation:
+    return Conversation(service.face.defaults, max_tokens=service.face.max_tokens)
 
 
-async def _answer_once(service: GenerationService, options: Options, question: str) -> None:
-    conversation = _conversation(service, options)
+async def _answer_once(service: GenerationService, question: str) -> None:
+    conversation = _conversation(service)
     conversation.messages.append({"role": "user", "content": question})
     writer = _Writer(sys.stdout.write, watched=False)
-    await _Answer(service, options, conversation, writer).make()
+    await _Answer(service, conversation, writer).make()
     writer.end()
 
 
-async def _chat(service: GenerationService, options: Options, history: Path) -> None:
-    conversation = _conversation(service, options)
+async def _chat(service: GenerationService, history: Path) -> None:
+    conversation = _conversation(service)
     line = _prompt_session(conversation, history)
     while True:
         try:
@@ -104,13 +103,13 @@ async def _chat(service: GenerationService, options: Options, history: Path) -> 
         if reply.leave:
             return
         if reply.answer:
-            await _answer(service, options, conversation)
+            await _answer(service, conversation)
 
 
-async def _answer(service: GenerationService, options: Options, conversation: Conversation) -> None:
+async def _answer(service: GenerationService, conversation: Conversation) -> None:
     """One answer; Ctrl-C stops it and it alone."""
     writer = _Writer(sys.stdout.write, watched=True)
-    answer = _Answer(service, options, conversation, writer)
+    answer = _Answer(service, conversation, writer)
     task = asyncio.ensure_future(answer.make())
 
     def stop() -> None:
@@ -180,11 +179,8 @@ class _Writer:
 class _Answer:
     """Makes one answer to the conversation and remembers it, also if it is cut short."""
 
-    def __init__(
-        self, service: GenerationService, options: Options, conversation: Conversation, writer: _Writer
-    ) -> None:
+    def __init__(self, service: GenerationService, conversation: Conversation, writer: _Writer) -> None:
         self.service = service
-        self.options = options
         self.conversation = conversation
         self.writer = writer
         self.stopped = False
@@ -192,13 +188,10 @@ class _Answer:
 
     async def make(self) -> None:
         """Raises RequestError or EngineError when there is no answer."""
-        from luce_core.cli.starting import template_kwargs
         from luce_core.server.service import Generation, seeded
 
         talk = self.conversation
-        prompt = await asyncio.to_thread(
-            self.service.chat_prompt, talk.asked(), None, template_kwargs(self.options)
-        )
+        prompt = await asyncio.to_thread(self.service.chat_prompt, talk.asked(), None, {})
         wanted = Generation(prompt, seeded(talk.params, talk.seed), talk.max_tokens, api="run")
         content: list[str] = []
         reasoning: list[str] = []
