@@ -27,6 +27,20 @@ class SamplingParams:
     repetition: float = 1.0
     frequency: float = 0.0
     presence: float = 0.0
+    top_n_sigma: float = 0.0
+    """Keep logits within n standard deviations of the best; 0 = off."""
+    xtc_probability: float = 0.0
+    """Chance per token of removing all top choices but the least likely; 0 = off."""
+    xtc_threshold: float = 0.1
+    """Probability from which a token is a top choice."""
+    dry_multiplier: float = 0.0
+    """Penalty on continuing a repeated sequence, times dry_base^(length - dry_allowed_length); 0 = off."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_range: int = 0
+    """Newest tokens looked at for repetitions; 0 = all."""
+    dry_breakers: frozenset[int] = frozenset()
+    """Ids that no repetition reaches across."""
     logit_bias: Mapping[int, float] = Factory(dict)
     seed: int = 0
     logprobs: int = 0

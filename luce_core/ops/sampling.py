@@ -1,9 +1,8 @@
 """Engine-side ops: parameter table by slot, logit processing, Gumbel-max sampling. References in torch.
 
 Order of transforms, as documented to users: logit bias, repetition penalty, frequency and presence
-penalties, minimum
-length, temperature, top-k, typical-p, top-p, min-p, noise, argmax. Every filter works on the distribution
-left by the one before.
+penalties, DRY, minimum length, top-n-sigma, temperature, top-k, typical-p, top-p, min-p, XTC, noise, argmax.
+Every filter works on the distribution left by the one before.
 Temperature 0 is noise 0: the argmax of the processed logits, lowest id on ties.
 """
 
@@ -22,8 +21,10 @@ from luce_core.ops.noise import CounterNoise
 HEAD = 256
 """Candidates looked at before a full sort: the best 256 nearly always hold the mass top-p asks for."""
 
+DRY_MOST = 60
+"""Largest exponent of a DRY penalty: beyond it a logit is as good as forbidden, and floats end."""
+
 _NOISE = CounterNoise()
-_NEVER = -1
 
 
 class ParamTable:
@@ -48,7 +49,12 @@ class ParamTable:
         self.seed = column(torch.int64)
         self.min_index = column(torch.int64)
         """Index of the first token that may end the text."""
+        self.top_n_sigma = column(torch.float32)
+        self.xtc_probability = column(torch.float32)
+        self.xtc_threshold = column(torch.float32)
         self.flags: list[frozenset[str]] = [frozenset()] * num_slots
+        self.dry: list[Dry | None] = [None] * num_slots
+        """(host) Where a slot asked for it."""
         self._ending: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * num_slots
         self._bias: list[tuple[Tensor, Tensor] | None] = [None] * num_slots
         self._emitted: Tensor | None = None  # i32[slots, V]: how often each token was emitted
@@ -67,11 +73,15 @@ class ParamTable:
         self.repetition[slot] = params.repetition
         self.frequency[slot] = params.frequency
         self.presence[slot] = params.presence
+        self.top_n_sigma[slot] = params.top_n_sigma
+        self.xtc_probability[slot] = params.xtc_probability
+        self.xtc_threshold[slot] = params.xtc_threshold
         self.seed[slot] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
         self.min_index[slot] = len(prompt) + params.min_tokens
         self._ending[slot] = torch.tensor(sorted(ending), dtype=torch.int64, device=self.device)
         self._bias[slot] = self._bias_of(params)
         self.flags[slot] = _flags(params)
+        self.dry[slot] = Dry(params, prompt) if params.dry_multiplier > 0 else None
         if "penalty" in self.flags[slot]:
             self._start_counts(slot, prompt)
 
@@ -92,8 +102,11 @@ class ParamTable:
 
     def count(self, slot: int, tokens: Iterable[int]) -> None:
         """These tokens were emitted."""
+        tokens = list(tokens)
+        if (dry := self.dry[slot]) is not None:
+            dry.text += tokens
         if "penalty" in self.flags[slot] and self._emitted is not None:
-            ids = torch.tensor(list(tokens), dtype=torch.int64, device=self.device)
+            ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
             self._emitted[slot].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
 
     def step(self, slots: Iterable[int]) -> StepParams:
@@ -125,7 +138,10 @@ def _flags(params: SamplingParams) -> frozenset[str]:
     wanted = {
         "bias": bool(params.logit_bias),
         "penalty": params.repetition != 1.0 or params.frequency != 0.0 or params.presence != 0.0,
+        "dry": params.dry_multiplier > 0.0,
         "min_tokens": params.min_tokens > 0,
+        "sigma": params.temperature > 0.0 and params.top_n_sigma > 0.0,
+        "xtc": params.temperature > 0.0 and params.xtc_probability > 0.0,
         "noise": params.temperature > 0.0,
         "top_k": params.temperature > 0.0 and params.top_k > 0,
         "top_p": params.temperature > 0.0 and params.top_p < 1.0,
@@ -145,22 +161,107 @@ def _rows(b: ForwardBatch) -> tuple[Tensor, Tensor]:
 def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
     """f32[R, V] -> f32[R, V]: bias, penalties, minimum length, temperature. The input is left as it was."""
     flags, table = params.flags, params.table
-    if not flags & {"bias", "penalty", "min_tokens", "noise"}:
+    if not flags & {"bias", "penalty", "dry", "min_tokens", "noise"}:
         return logits
     slot, index = _rows(b)
     out = logits.clone()
-    if flags & {"bias", "min_tokens"}:
-        for row, (s, i) in enumerate(zip(slot.tolist(), index.tolist(), strict=True)):
+    slots = slot.tolist()
+    if "bias" in flags:
+        for row, s in enumerate(slots):
             if (bias := table.bias(s)) is not None:
                 out[row].index_add_(0, *bias)
-            if "min_tokens" in table.flags[s] and i < int(table.min_index[s]):
-                out[row, table.ending(s)] = -torch.inf
     if "penalty" in flags:
         out = _penalize(out, b, slot, table)
+    if "dry" in flags:
+        _dry(out, b, slots, table)
+    if "min_tokens" in flags:
+        for row, (s, i) in enumerate(zip(slots, index.tolist(), strict=True)):
+            if "min_tokens" in table.flags[s] and i < int(table.min_index[s]):
+                out[row, table.ending(s)] = -torch.inf
+    if "sigma" in flags:
+        out = _top_n_sigma(out, table.top_n_sigma[slot])
     if "noise" in flags:
         temperature = table.temperature[slot]
         out /= torch.where(temperature > 0, temperature, 1.0)[:, None]
     return out
+
+
+def _top_n_sigma(logits: Tensor, n: Tensor) -> Tensor:
+    """Keep logits within n standard deviations of the best (Tang et al. 2024); -inf counts in neither."""
+    finite = logits > -torch.inf
+    count = finite.sum(-1, keepdim=True)
+    mean = torch.where(finite, logits, 0.0).sum(-1, keepdim=True) / count
+    spread = torch.where(finite, (logits - mean) ** 2, 0.0).sum(-1, keepdim=True) / count
+    floor = logits.amax(-1, keepdim=True) - n[:, None] * spread.sqrt()
+    return torch.where((logits < floor) & (n[:, None] > 0), -torch.inf, logits)
+
+
+def _candidates(b: ForwardBatch) -> list[list[int]]:
+    """Per wanted row, the candidate tokens on its path, itself included; decided rows are text already."""
+    sure, start = b.sure.tolist(), b.query_start.tolist()
+    seq, sees, token = b.seq.tolist(), b.sees.tolist(), b.token.tolist()
+    return [
+        [
+            token[start[seq[t]] + j]
+            for j in range(sure[seq[t]], start[seq[t] + 1] - start[seq[t]])
+            if sees[t][j // 64] >> (j % 64) & 1
+        ]
+        for t in b.wanted.tolist()
+    ]
+
+
+class Dry:
+    """(host) One slot's text and how it is kept from repeating sequences (the DRY sampler)."""
+
+    def __init__(self, params: SamplingParams, prompt: Iterable[int]) -> None:
+        self.params = params
+        self.text = list(prompt)
+
+    def penalties(self, path: list[int]) -> dict[int, float]:
+        """Token -> what is taken off its logit after text + path.
+
+        A token that would continue an earlier occurrence of the newest n tokens is penalized by
+        multiplier * base^(n - allowed), where n is the longest such match that crosses no breaker.
+        """
+        params = self.params
+        text = [*self.text, *path][-params.dry_range :]
+        newest_first = [
+            -1 - place if token in params.dry_breakers else token
+            for place, token in enumerate(reversed(text))
+        ]  # a breaker equals nothing, so no match reaches across it
+        lengths: dict[int, int] = {}
+        for back, length in enumerate(_match_lengths(newest_first)):
+            if back and length >= params.dry_allowed_length:
+                token = newest_first[back - 1]
+                lengths[token] = max(length, lengths.get(token, 0))
+        return {
+            token: params.dry_multiplier
+            * params.dry_base ** min(length - params.dry_allowed_length, DRY_MOST)
+            for token, length in lengths.items()
+            if token >= 0
+        }
+
+
+def _match_lengths(items: list[int]) -> list[int]:
+    """z[k]: how many items from place k on equal those from the start. Linear time (the Z algorithm)."""
+    z = [0] * len(items)
+    left = right = 0
+    for k in range(1, len(items)):
+        length = min(right - k, z[k - left]) if k < right else 0
+        while k + length < len(items) and items[length] == items[k + length]:
+            length += 1
+        z[k] = length
+        if k + length > right:
+            left, right = k, k + length
+    return z
+
+
+def _dry(logits: Tensor, b: ForwardBatch, slots: list[int], table: ParamTable) -> None:
+    """In place."""
+    for row, (slot, path) in enumerate(zip(slots, _candidates(b), strict=True)):
+        if (dry := table.dry[slot]) is not None and (found := dry.penalties(path)):
+            ids = torch.tensor(list(found), dtype=torch.int64, device=logits.device)
+            logits[row, ids] -= torch.tensor(list(found.values()), dtype=torch.float32, device=logits.device)
 
 
 def _penalize(logits: Tensor, b: ForwardBatch, slot: Tensor, table: ParamTable) -> Tensor:
@@ -169,13 +270,9 @@ def _penalize(logits: Tensor, b: ForwardBatch, slot: Tensor, table: ParamTable) 
     """
     emitted, prompted = table.counts()
     counts = emitted[slot]
-    sure, start = b.sure.tolist(), b.query_start.tolist()
-    seq, sees, token = b.seq.tolist(), b.sees.tolist(), b.token.tolist()
-    for row, t in enumerate(b.wanted.tolist()):
-        s = seq[t]
-        for j in range(sure[s], start[s + 1] - start[s]):
-            if sees[t][j // 64] >> (j % 64) & 1:
-                counts[row, token[start[s] + j]] += 1
+    for row, path in enumerate(_candidates(b)):
+        for token in path:
+            counts[row, token] += 1
     repeated = prompted[slot] | (counts > 0)
     factor = table.repetition[slot][:, None]
     logits = torch.where(repeated, torch.where(logits > 0, logits / factor, logits * factor), logits)
@@ -187,7 +284,7 @@ def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Ten
     if "noise" not in params.flags:
         return _argmax(logits)
     slot, index = _rows(b)
-    values, ids = _filter(logits, slot, params)
+    values, ids = _filter(logits, slot, index, params)
     table = params.table
     token = ids if ids is not None else torch.arange(logits.shape[-1], device=logits.device)[None]
     noise = _NOISE.gumbel(table.seed[slot][:, None], index[:, None], token)
@@ -203,27 +300,29 @@ def _argmax(rows: Tensor) -> Tensor:
     return rows.argmax(dim=-1)
 
 
-def _filter(logits: Tensor, slot: Tensor, params: StepParams) -> tuple[Tensor, Tensor | None]:
+def _filter(logits: Tensor, slot: Tensor, index: Tensor, params: StepParams) -> tuple[Tensor, Tensor | None]:
     """(values [R, K], ids [R, K], best first), or (values [R, V], None) when nothing needs an order."""
     flags, table = params.flags, params.table
-    if "min_p" in flags and not flags & {"top_k", "top_p", "typical"}:
+    if "min_p" in flags and not flags & {"top_k", "top_p", "typical", "xtc"}:
         floor = logits.amax(dim=-1, keepdim=True) + torch.log(table.min_p[slot])[:, None]
         return logits.masked_fill(logits < floor, -torch.inf), None
-    if not flags & {"top_k", "top_p", "typical"}:
+    if not flags & {"top_k", "top_p", "typical", "xtc"}:
         return logits, None
     vocab = logits.shape[-1]
     if "typical" not in flags and vocab > HEAD:
         values, ids = logits.topk(HEAD, dim=-1)
-        keep, covered = _keep(values, logits.logsumexp(dim=-1, keepdim=True), slot, params)
+        keep, covered = _keep(values, logits.logsumexp(dim=-1, keepdim=True), slot, index, params)
         if covered:
             return values.masked_fill(~keep, -torch.inf), ids
     # A stable order by value then id: equal logits at a cut fall the same way whatever the batch.
     values, ids = logits.sort(dim=-1, descending=True, stable=True)
-    keep, _ = _keep(values, values.logsumexp(dim=-1, keepdim=True), slot, params)
+    keep, _ = _keep(values, values.logsumexp(dim=-1, keepdim=True), slot, index, params)
     return values.masked_fill(~keep, -torch.inf), ids
 
 
-def _keep(values: Tensor, total: Tensor, slot: Tensor, params: StepParams) -> tuple[Tensor, bool]:
+def _keep(
+    values: Tensor, total: Tensor, slot: Tensor, index: Tensor, params: StepParams
+) -> tuple[Tensor, bool]:
     """Which of the sorted `values` [R, K] survive, and whether all survivors certainly lie within these K.
 
     total: logsumexp of the whole rows [R, 1].
@@ -247,9 +346,27 @@ def _keep(values: Tensor, total: Tensor, slot: Tensor, params: StepParams) -> tu
         keep = keep & ((before < top_p) | (rank == 0) | (top_p >= 1.0))
     if "min_p" in flags:
         keep = keep & (values >= values[:, :1] + torch.log(table.min_p[slot])[:, None])
+    if "xtc" in flags:
+        keep = keep & ~_xtc(values.masked_fill(~keep, -torch.inf), slot, index, table)
     mass = before[:, -1:] + probs[:, -1:]
     covered = limited | (mass >= top_p) | ~sampled
     return keep, bool(covered.all())
+
+
+def _xtc(values: Tensor, slot: Tensor, index: Tensor, table: ParamTable) -> Tensor:
+    """bool[R, K]: the top choices XTC removes, all but the least likely. values: sorted, -inf where filtered.
+
+    Whether it acts is drawn from the request's own noise, under a token id no vocabulary has.
+    """
+    probs = values.softmax(-1)
+    top = probs >= table.xtc_threshold[slot][:, None]
+    count = top.sum(-1, keepdim=True)
+    nobody = torch.tensor([[0xFFFFFFFF]], device=values.device)
+    chance = _NOISE.uniform(table.seed[slot][:, None], index[:, None], nobody)
+    acts = (chance < table.xtc_probability[slot][:, None]) & (count >= 2)
+    acts &= table.temperature[slot][:, None] > 0
+    rank = torch.arange(values.shape[-1], device=values.device)[None]
+    return acts & (rank < count - 1)
 
 
 def _typical(values: Tensor, alive: Tensor, typical_p: Tensor) -> Tensor:

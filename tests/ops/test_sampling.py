@@ -5,10 +5,12 @@ from collections import Counter
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from luce_core.contracts import ForwardBatch, SamplingParams
 from luce_core.ops import sampling
-from luce_core.ops.sampling import ParamTable, logprobs, process_logits, sample
+from luce_core.ops.sampling import Dry, ParamTable, logprobs, process_logits, sample
 
 
 def batch(slots, indices, *, tokens=None, sees=None, sure=None, starts=None):
@@ -233,3 +235,115 @@ def test_logprobs_are_the_models_own():
     assert own[0] == pytest.approx(math.log(law[3]), abs=1e-5)
     assert ids[0].tolist() == [0, 1]
     assert values[0].tolist() == pytest.approx([math.log(law[0]), math.log(law[1])], abs=1e-5)
+
+
+# --- top-n-sigma, XTC, DRY
+
+TOTAL = 40_000
+
+
+def law_of(kept):
+    whole = softmax(LOGITS)
+    mass = sum(whole[i] for i in kept)
+    return [p / mass if i in kept else 0.0 for i, p in enumerate(whole)]
+
+
+@pytest.mark.parametrize("n", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_top_n_sigma_keeps_what_is_near_the_best_whatever_the_temperature(n, temperature):
+    mean = sum(LOGITS) / len(LOGITS)
+    sigma = math.sqrt(sum((v - mean) ** 2 for v in LOGITS) / len(LOGITS))
+    kept = {i for i, v in enumerate(LOGITS) if v >= max(LOGITS) - n * sigma}
+    drawn = set(draw(LOGITS, SamplingParams(seed=1, top_n_sigma=n, temperature=temperature), 5000))
+    assert drawn == kept
+
+
+def test_top_n_sigma_counts_forbidden_tokens_in_nothing():
+    logits = [*LOGITS, -math.inf, -math.inf]
+    params = SamplingParams(seed=1, top_n_sigma=1.0)
+    assert set(draw(logits, params, 3000)) == set(draw(LOGITS, params, 3000))
+
+
+@pytest.mark.parametrize("head", [4, 256])
+def test_xtc_removes_all_top_choices_but_the_last_as_often_as_it_should(head, monkeypatch):
+    monkeypatch.setattr(sampling, "HEAD", head)
+    threshold, probability = 0.15, 0.4
+    whole = softmax(LOGITS)
+    top = [i for i, p in enumerate(whole) if p >= threshold]
+    assert len(top) >= 2
+    cut = law_of(set(range(len(LOGITS))) - set(top[:-1]))
+    law = [probability * c + (1 - probability) * w for c, w in zip(cut, whole, strict=True)]
+    params = SamplingParams(seed=9, xtc_probability=probability, xtc_threshold=threshold)
+    assert chi_square(Counter(draw(LOGITS, params, TOTAL)), law, TOTAL) < 24.3
+
+
+def test_xtc_leaves_a_single_top_choice_alone():
+    params = SamplingParams(seed=9, xtc_probability=1.0, xtc_threshold=0.35)
+    assert chi_square(Counter(draw(LOGITS, params, TOTAL)), softmax(LOGITS), TOTAL) < 24.3
+
+
+def test_xtc_works_on_what_the_filters_left():
+    params = SamplingParams(seed=9, xtc_probability=1.0, xtc_threshold=0.3, top_k=2)
+    assert set(draw(LOGITS, params, 2000)) == {1}
+
+
+def dry_by_definition(text, multiplier, base, allowed, breakers):
+    """For every token: the longest newest sequence that it would continue as some earlier place did."""
+    found = {}
+    for token in set(text) - breakers:
+        best = 0
+        for n in range(1, len(text)):
+            suffix = text[-n:]
+            if set(suffix) & breakers:
+                break
+            if any(text[i : i + n] == suffix and text[i + n] == token for i in range(len(text) - n)):
+                best = n
+        if best >= allowed and best > 0:
+            found[token] = multiplier * base ** (best - allowed)
+    return found
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=24),
+    st.lists(st.integers(0, 3), max_size=4),
+    st.integers(1, 4),
+    st.frozensets(st.integers(0, 3), max_size=1),
+)
+def test_dry_penalizes_by_its_definition(prompt, path, allowed, breakers):
+    params = SamplingParams(
+        dry_multiplier=0.5, dry_base=1.5, dry_allowed_length=allowed, dry_breakers=breakers
+    )
+    expected = dry_by_definition([*prompt, *path], 0.5, 1.5, allowed, set(breakers))
+    assert Dry(params, prompt).penalties(path) == pytest.approx(expected)
+
+
+def test_dry_looks_at_its_range_only():
+    text = [1, 2, 3, 9, 9, 1, 2]
+    params = SamplingParams(dry_multiplier=1.0, dry_allowed_length=2)
+    assert Dry(params, text).penalties([]) == {3: 1.0}
+    near = SamplingParams(dry_multiplier=1.0, dry_allowed_length=2, dry_range=4)
+    assert Dry(near, text).penalties([]) == {}
+
+
+def test_a_long_loop_costs_linear_time_and_stays_finite():
+    params = SamplingParams(dry_multiplier=1.0)
+    (penalty,) = Dry(params, [7] * 50_000).penalties([]).values()
+    assert math.isfinite(penalty)
+
+
+def test_dry_follows_the_text_and_the_candidates_of_a_row():
+    table = ParamTable(1, 6)
+    table.take(0, SamplingParams(temperature=0.0, dry_multiplier=100.0, dry_allowed_length=1), [1, 2, 3], ())
+    table.count(0, [1])
+    # anchor 1 would go on with 2; behind candidate 2 it would go on with 3
+    b = batch([0], [3, 4], tokens=[1, 2], sees=[0b1, 0b11], starts=[0, 2])
+    step = table.step([0])
+    logits = torch.tensor([[0.0, 0.0, 9.0, 8.0, 7.0, 0.0]]).repeat(2, 1)
+    assert sample(None, process_logits(None, logits, b, step), b, step).tolist() == [3, 2]
+
+
+def test_a_slot_without_dry_forgets_the_one_before():
+    table = ParamTable(1, 4)
+    table.take(0, SamplingParams(temperature=0.0, dry_multiplier=9.0), [1, 2, 1], ())
+    table.take(0, SamplingParams(temperature=0.0), [1, 2, 1], ())
+    assert table.dry == [None]
