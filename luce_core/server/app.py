@@ -17,10 +17,12 @@ import luce_core
 from luce_core.errors import LuceError, RequestError
 from luce_core.server.auth import ApiKeys
 from luce_core.server.chat import chat_completions
+from luce_core.server.completions import completions
 from luce_core.server.errors import envelope, error_response
 from luce_core.server.metrics import CONTENT_TYPE
 from luce_core.server.service import GenerationService
 from luce_core.server.settings import ServerSettings
+from luce_core.server.tokens import detokenize, tokenize
 
 log = logging.getLogger("luce_core.server")
 
@@ -45,6 +47,9 @@ def build_app(service: GenerationService, settings: ServerSettings | None = None
             Route("/v1/models", list_models, methods=["GET"]),
             Route("/v1/models/{model:path}", get_model, methods=["GET"]),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
         ],
         middleware=middleware,
         exception_handlers={

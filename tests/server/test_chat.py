@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import socket
 import threading
 
 import httpx
 import openai
 import pytest
+from attrs import evolve
 
 from luce_core.server.settings import ServerSettings
 
@@ -153,7 +155,139 @@ def test_many_clients_at_once_get_their_own_answers(served, law):
         assert content == text_of(served, ids)
 
 
+# --- several choices
+
+
+def sampled(client, **more):
+    return client.chat.completions.create(
+        model="m", messages=MESSAGES, max_tokens=16, temperature=1, seed=11, **more
+    )
+
+
+def test_choice_i_is_what_the_seed_plus_i_draws_alone(client):
+    alone = []
+    for seed in (11, 12, 13):
+        made = client.chat.completions.create(
+            model="m", messages=MESSAGES, max_tokens=16, temperature=1, seed=seed
+        )
+        alone.append(made)
+    together = sampled(client, n=3)
+    assert [choice.index for choice in together.choices] == [0, 1, 2]
+    texts = [choice.message.content for choice in together.choices]
+    assert texts == [one.choices[0].message.content for one in alone]
+    assert len(set(texts)) > 1
+    assert [c.finish_reason for c in together.choices] == [one.choices[0].finish_reason for one in alone]
+    assert together.usage.prompt_tokens == alone[0].usage.prompt_tokens
+    assert together.usage.completion_tokens == sum(one.usage.completion_tokens for one in alone)
+    assert together.usage.total_tokens == together.usage.prompt_tokens + together.usage.completion_tokens
+
+
+def test_the_largest_seed_wraps_to_zero(client):
+    def texts(seed, n):
+        made = client.chat.completions.create(
+            model="m", messages=MESSAGES, max_tokens=8, temperature=1, seed=seed, n=n
+        )
+        return [choice.message.content for choice in made.choices]
+
+    assert texts(-1, 2)[1] == texts(0, 1)[0]
+
+
+def test_streamed_choices_say_the_same_each_under_its_index(client):
+    whole = sampled(client, n=4, logprobs=True, top_logprobs=2)
+    chunks = list(
+        sampled(
+            client, n=4, logprobs=True, top_logprobs=2, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert all(len(chunk.choices) == 1 for chunk in chunks[:-1])
+    for index, expected_choice in enumerate(whole.choices):
+        mine = [c.choices[0] for c in chunks[:-1] if c.choices[0].index == index]
+        assert [c.delta.role for c in mine if c.delta.role] == ["assistant"]
+        assert "".join(c.delta.content or "" for c in mine) == expected_choice.message.content
+        assert [c.finish_reason for c in mine if c.finish_reason] == [expected_choice.finish_reason]
+        assert mine[-1].finish_reason
+        entries = [entry for c in mine if c.logprobs for entry in c.logprobs.content]
+        assert [(e.token, e.bytes) for e in entries] == [
+            (e.token, e.bytes) for e in expected_choice.logprobs.content
+        ]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_greedy_choices_are_all_the_laws_text(client, served, law):
+    _, ids, reason = expected(served, law, 12)
+    made = client.chat.completions.create(
+        model="m", messages=MESSAGES, max_tokens=12, temperature=0, n=16
+    )
+    assert [c.message.content for c in made.choices] == [text_of(served, ids)] * 16
+    assert {c.finish_reason for c in made.choices} == {reason}
+
+
+def test_choices_run_together(served, client):
+    most = []
+    forward = served.engine.programs.backend.forward
+
+    def counting(batch):
+        most.append(len(served.engine.running))
+        return forward(batch)
+
+    served.engine.programs.backend.forward = counting
+    client.chat.completions.create(
+        model="m", messages=MESSAGES, max_tokens=20, n=3, extra_body={"ignore_eos": True}
+    )
+    assert max(most) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_queue_with_room_for_some_choices_is_a_429_and_runs_none_on(serve, stream):
+    body = {"messages": MESSAGES, "n": 4, "stream": stream, "ignore_eos": True}
+    with serve(max_queue=3) as one:
+        response = httpx.post(f"{one.url}/v1/chat/completions", json=body, timeout=60)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        wait_until_idle(one)
+        body |= {"n": 3, "max_tokens": 2}
+        assert httpx.post(f"{one.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        assert [record.done.reason for record in one.records] == ["cancelled"] * 3 + ["length"] * 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_failed_choice_fails_the_request_and_ends_the_others(served, client, stream):
+    submit = served.service.channel.submit
+    submitted = []
+
+    def breaking(request, sink):
+        submitted.append(request.request)
+        if len(submitted) == 2:  # an engine that finds this one impossible says so with its Done
+            request = evolve(request, prompt=(10**6,))
+        submit(request, sink)
+
+    served.service.channel.submit = breaking
+    asked = {"model": "m", "messages": MESSAGES, "n": 3, "extra_body": {"ignore_eos": True}}
+    with pytest.raises(openai.APIError):
+        list(client.chat.completions.create(**asked, stream=stream))
+    assert len(submitted) == 3
+    wait_until_idle(served)
+    wait_for_records(served, 3)
+    reasons = {record.request: record.done.reason for record in served.records}
+    assert [reasons[one] for one in submitted] == ["cancelled", "error", "cancelled"]
+
+
 # --- leaving
+
+
+class CancelCounter:
+    """Passes cancellations on; `all` is set when `count` requests have been cancelled."""
+
+    def __init__(self, cancel, count):
+        self.cancel, self.count, self.seen, self.all = cancel, count, set(), threading.Event()
+
+    def __call__(self, request):
+        self.cancel(request)
+        self.seen.add(request)
+        if len(self.seen) == self.count:
+            self.all.set()
 
 
 def wait_until_idle(served):
@@ -174,8 +308,18 @@ def wait_until_idle(served):
     assert finished, f"still busy: {served.engine.running}"
 
 
-def test_a_client_that_leaves_a_stream_frees_the_engine(served):
-    body = {"messages": MESSAGES, "stream": True, "ignore_eos": True, "max_tokens": 10_000}
+def wait_for_records(served, count):
+    """Observers run on the server's loop, a moment after the engine is idle."""
+    for _ in range(3000):
+        if len(served.records) >= count:
+            return
+        httpx.get(f"{served.url}/health", timeout=60)
+    raise AssertionError(f"{len(served.records)} of {count} requests were recorded")
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_client_that_leaves_a_stream_frees_the_engine(served, n):
+    body = {"messages": MESSAGES, "stream": True, "ignore_eos": True, "max_tokens": 10_000, "n": n}
     for _ in range(3):
         with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=60) as response:
             for line in response.iter_lines():
@@ -184,6 +328,31 @@ def test_a_client_that_leaves_a_stream_frees_the_engine(served):
     wait_until_idle(served)
     assert {record.done.reason for record in served.records} <= {"cancelled", "length"}
     assert not any(served.engine.blocks.stats().used_blocks.values())
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_client_that_leaves_before_a_whole_answer_frees_the_engine(served, n):
+    backend = served.engine.programs.backend
+    forward, begun, gone = backend.forward, threading.Event(), threading.Event()
+
+    def waiting(batch):
+        begun.set()
+        assert gone.wait(30)
+        return forward(batch)
+
+    backend.forward = waiting
+    body = json.dumps({"messages": MESSAGES, "ignore_eos": True, "n": n}).encode()
+    url = httpx.URL(served.url)
+    served.service.channel.cancel = seen = CancelCounter(served.service.channel.cancel, n)
+    with socket.create_connection((url.host, url.port), timeout=60) as raw:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        raw.sendall(head.encode() + body)
+        assert begun.wait(30)
+    assert seen.all.wait(30)
+    gone.set()
+    wait_until_idle(served)
+    wait_for_records(served, n)
+    assert {record.done.reason for record in served.records} == {"cancelled"}
 
 
 # --- refusals
@@ -201,7 +370,8 @@ def test_a_client_that_leaves_a_stream_frees_the_engine(served):
         ({"messages": MESSAGES, "max_tokens": -1}, "max_tokens"),
         ({"messages": MESSAGES, "stop": [""]}, "stop"),
         ({"messages": MESSAGES, "stop": ["x"] * 17}, "stop"),
-        ({"messages": MESSAGES, "n": 3}, "n"),
+        ({"messages": MESSAGES, "n": 0}, "n"),
+        ({"messages": MESSAGES, "n": 17}, "n"),
         ({"messages": MESSAGES, "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"messages": MESSAGES, "logit_bias": {"999999": 1}}, "logit_bias"),
         ({"messages": MESSAGES, "logit_bias": {"1": 101}}, "logit_bias"),
