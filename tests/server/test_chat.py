@@ -295,7 +295,8 @@ def wait_until_idle(served):
     idle = threading.Event()
 
     def look():
-        while served.engine.running or served.engine.waiting:
+        channel, engine = served.service.channel, served.engine
+        while channel.stats()["unfinished"] or engine.running or engine.waiting:
             if idle.wait(0.01):
                 return
         idle.set()
