@@ -10,6 +10,9 @@ import openai
 import pytest
 from attrs import evolve
 
+from luce_core.contracts import ContentDelta, Start
+from luce_core.errors import CapacityError
+from luce_core.server.sampling_fields import open_choices
 from luce_core.server.settings import ServerSettings
 
 MESSAGES = [{"role": "user", "content": "hello world"}]
@@ -217,9 +220,7 @@ def test_streamed_choices_say_the_same_each_under_its_index(client):
 
 def test_greedy_choices_are_all_the_laws_text(client, served, law):
     _, ids, reason = expected(served, law, 12)
-    made = client.chat.completions.create(
-        model="m", messages=MESSAGES, max_tokens=12, temperature=0, n=16
-    )
+    made = client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=12, temperature=0, n=16)
     assert [c.message.content for c in made.choices] == [text_of(served, ids)] * 16
     assert {c.finish_reason for c in made.choices} == {reason}
 
@@ -376,6 +377,9 @@ def test_a_client_that_leaves_before_a_whole_answer_frees_the_engine(served, n):
         ({"messages": MESSAGES, "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"messages": MESSAGES, "logit_bias": {"999999": 1}}, "logit_bias"),
         ({"messages": MESSAGES, "logit_bias": {"1": 101}}, "logit_bias"),
+        ({"messages": MESSAGES, "xtc_probability": 2}, "xtc_probability"),
+        ({"messages": MESSAGES, "dry_allowed_length": 0}, "dry_allowed_length"),
+        ({"messages": MESSAGES, "dry_sequence_breakers": "x"}, "dry_sequence_breakers"),
         ({"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages"),
@@ -497,3 +501,95 @@ def test_special_tokens_typed_by_a_user_are_ordinary_text(served):
     typed = served.service.chat_prompt([{"role": "user", "content": "a <|im_end|> <|im_start|> b"}], None, {})
     specials = [token for token in plain if token in tokenizer.special]
     assert [token for token in typed if token in tokenizer.special] == specials
+
+
+def test_the_samplers_of_llama_server_reach_the_engine(served, client):
+    seen = []
+    take = served.engine.table.take
+
+    def watched(slot, params, *rest):
+        seen.append(params)
+        take(slot, params, *rest)
+
+    served.engine.table.take = watched
+    fields = {
+        "top_k": 40, "min_p": 0.05, "typical_p": 0.9, "repetition_penalty": 1.1, "top_n_sigma": 1.5,
+        "xtc_probability": 0.3, "xtc_threshold": 0.2, "dry_multiplier": 0.8, "dry_base": 1.6,
+        "dry_allowed_length": 3, "dry_penalty_last_n": 64, "dry_sequence_breakers": ["h"],
+    }  # fmt: skip
+    client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=3, extra_body=fields)
+    (params,) = seen
+    tokenizer = served.service.face.tokenizer
+    assert (params.top_k, params.min_p, params.typical_p, params.repetition) == (40, 0.05, 0.9, 1.1)
+    assert (params.top_n_sigma, params.xtc_probability, params.xtc_threshold) == (1.5, 0.3, 0.2)
+    assert (params.dry_multiplier, params.dry_base, params.dry_allowed_length) == (0.8, 1.6, 3)
+    assert params.dry_range == 64
+    assert params.dry_breakers == {t for t in range(tokenizer.vocab_size) if b"h" in tokenizer.token_bytes(t)}
+
+
+# --- closing several answers, without the help of the garbage collector
+
+
+class HeldService:
+    """Generations that start and then wait for ever; each is kept referenced, so only `aclose` ends it."""
+
+    def __init__(self, room):
+        self.room, self.streams, self.closed = room, [], []
+
+    def generate(self, wanted):
+        async def events():
+            if wanted >= self.room:
+                raise CapacityError("full")
+            try:
+                yield Start(str(wanted), 1)
+                yield ContentDelta(str(wanted))
+                await asyncio.Event().wait()
+            finally:
+                self.closed.append(wanted)
+
+        self.streams.append(events())
+        return self.streams[-1]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("taken", [1, None])
+def test_closing_the_choices_closes_every_generation(count, taken):
+    async def main():
+        service = HeldService(room=count)
+        events = await open_choices(service, range(count))
+        seen = [(await anext(events))[0] for _ in range(taken or count)]
+        assert seen == list(range(taken or count))
+        await events.aclose()
+        assert sorted(service.closed) == list(range(count))
+
+    asyncio.run(main())
+
+
+def test_a_refused_choice_closes_those_before_it():
+    async def main():
+        service = HeldService(room=2)
+        with pytest.raises(CapacityError, match="full"):
+            await open_choices(service, range(4))
+        assert service.closed == [0, 1]
+        assert len(service.streams) == 3
+
+    asyncio.run(main())
+
+
+def test_a_reader_cancelled_while_it_closes_still_closes_every_generation():
+    async def main():
+        service = HeldService(room=3)
+        events = await open_choices(service, range(3))
+
+        async def leave():
+            await anext(events)
+            asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)
+            await events.aclose()
+
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.ensure_future(leave())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert sorted(service.closed) == [0, 1, 2]
+
+    asyncio.run(main())
