@@ -70,7 +70,8 @@ async def parse(request: Request, service: GenerationService) -> tuple[ChatReque
     service.check_room(prompt)
     limits = (body.max_completion_tokens, body.max_tokens, service.face.max_tokens)
     limit = next((limit for limit in limits if limit is not None), None)
-    params = body.sampling(service.face.defaults, (body.top_logprobs or 0) if body.logprobs else None)
+    alternatives = (body.top_logprobs or 0) if body.logprobs else None
+    params = body.sampling(service.face.defaults, alternatives, service.face.tokenizer)
     return body, body.generations(request, prompt, params, max_tokens=limit, api="chat")
 
 

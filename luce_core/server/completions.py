@@ -98,7 +98,7 @@ async def parse(request: Request, service: GenerationService) -> Wanted:
     """Body → validated request and its generations, `n` for each prompt in turn. Raises RequestError."""
     body = await read_fields(request, CompletionRequest)
     body.check()
-    params = body.sampling(service.face.defaults, body.logprobs)
+    params = body.sampling(service.face.defaults, body.logprobs, service.face.tokenizer)
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     generations: list[Generation] = []
     echoes: list[str] = []

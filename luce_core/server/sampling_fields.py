@@ -64,6 +64,14 @@ class SamplingFields(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
     logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
+    top_n_sigma: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Probability | None = None
+    dry_multiplier: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    dry_base: Annotated[float, Field(ge=1.0, le=100.0)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=1)] | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1)] | None = None
+    dry_sequence_breakers: Annotated[list[str], Field(max_length=32)] = Field(default=["\n", ":", '"', "*"])
     stop: str | list[str] | None = None
     stop_token_ids: list[int] = Field(default_factory=list)
     min_tokens: Annotated[int, Field(ge=0)] = 0
@@ -87,7 +95,9 @@ class SamplingFields(BaseModel):
     def wants_usage_chunk(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def sampling(self, defaults: SamplingParams, alternatives: int | None) -> SamplingParams:
+    def sampling(
+        self, defaults: SamplingParams, alternatives: int | None, tokenizer: Tokenizer
+    ) -> SamplingParams:
         """The request's choices over the model's defaults. alternatives: per token; None = no logprobs."""
         chosen: dict[str, Any] = {
             "temperature": self.temperature,
@@ -99,8 +109,18 @@ class SamplingFields(BaseModel):
             "frequency": self.frequency_penalty,
             "presence": self.presence_penalty,
             "logit_bias": self.logit_bias,
+            "top_n_sigma": self.top_n_sigma,
+            "xtc_probability": self.xtc_probability,
+            "xtc_threshold": self.xtc_threshold,
+            "dry_multiplier": self.dry_multiplier,
+            "dry_base": self.dry_base,
+            "dry_allowed_length": self.dry_allowed_length,
+            "dry_range": None if self.dry_penalty_last_n is None else max(self.dry_penalty_last_n, 0),
         }
         params = evolve(defaults, **{name: value for name, value in chosen.items() if value is not None})
+        if params.dry_multiplier > 0.0:
+            breakers = (tokenizer.tokens_with(text) for text in self.dry_sequence_breakers if text)
+            params = evolve(params, dry_breakers=frozenset().union(*breakers))
         return seeded(
             evolve(
                 params,
@@ -165,6 +185,7 @@ async def read_fields(request: Request, kind: type[Fields]) -> Fields:
             param="model",
         )
     check_ids(service.face.tokenizer, body.logit_bias or {}, "logit_bias")
+    check_ids(service.face.tokenizer, body.stop_token_ids, "stop_token_ids")
     return body
 
 

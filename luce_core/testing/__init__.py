@@ -1,5 +1,6 @@
 """The contract kit: what plugins are tested with, in this repository and outside it.
 
+    fresh             run_fresh: a new interpreter that finds what the test finds
     contract          the base: contracts that cannot be silently weakened
     plugin            PluginContract      every plugin
     arch              ArchContract        model architectures

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +17,7 @@ from luce_core.gguf import GgufFile
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import replay
 from luce_core.testing.contract import Contract
+from luce_core.testing.fresh import run_fresh
 from luce_core.testing.gguf_factory import write_gguf
 from luce_core.testing.rig import ModelRig
 from luce_core.testing.trees import paths, tree_shapes
@@ -203,10 +202,8 @@ class ArchContract(Contract):
 
     def test_describing_a_file_imports_no_torch(self, rig: ModelRig) -> None:
         spec = rig.registry.arch(rig.header.arch).value
-        command = [sys.executable, "-c", _DESCRIBE, spec.describe, rig.plan.path]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stderr
-        assert ran.stdout.strip() == "False", f"{spec.describe!r} imported torch"
+        imported = run_fresh(_DESCRIBE, spec.describe, rig.plan.path).strip()
+        assert imported == "False", f"{spec.describe!r} imported torch"
 
     def test_the_recorded_program_replays_bit_for_bit(self, rig: ModelRig) -> None:
         if not self.ops_only:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from typing import Any
 
 import importlib_metadata
@@ -14,6 +12,7 @@ from luce_core.contracts import ArchSpec, CommandSpec, OpLayer, PartSpec, QuantF
 from luce_core.plugins import from_modules
 from luce_core.registry import Registry, resolve
 from luce_core.testing.contract import Contract
+from luce_core.testing.fresh import run_fresh
 
 HEAVY = ("torch", "triton")
 _PROBE = """
@@ -44,11 +43,8 @@ class PluginContract(Contract):
         assert [record.status for record in records.values()] == ["loaded", "loaded"], records
 
     def test_its_hooks_import_neither_torch_nor_triton(self) -> None:
-        ran = subprocess.run(
-            [sys.executable, "-c", _PROBE, self.hooks, *HEAVY], capture_output=True, text=True, check=False
-        )
-        assert ran.returncode == 0, ran.stderr
-        assert not ran.stdout.split(), f"importing {self.hooks!r} and asking its hooks imported {ran.stdout}"
+        heavy = run_fresh(_PROBE, self.hooks, *HEAVY).split()
+        assert not heavy, f"importing {self.hooks!r} and asking its hooks imported {heavy}"
 
     def test_every_callable_it_names_exists(self) -> None:
         registry = registry_of(self.hooks)

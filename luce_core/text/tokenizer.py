@@ -39,6 +39,10 @@ class Segment:
     trusted: bool
 
 
+HELD_TEXTS = 256
+"""Answers of `tokens_with` kept: requests name a handful of texts again and again."""
+
+
 class Tokenizer:
     """Encodes and decodes for one vocabulary; immutable and safe to share between threads.
 
@@ -77,6 +81,7 @@ class Tokenizer:
         self._literal_pattern = _any_of(self._literal_ids)
         self._structural_pattern = _any_of(self._structural_ids)
         self._splits = bool(pre.patterns)
+        self._holding: dict[str, frozenset[int]] = {}
         self._merger = build_merger(vocabulary, pre, structural)
 
     @classmethod
@@ -185,6 +190,16 @@ class Tokenizer:
                 param="token",
             )
         return self.pieces[token]
+
+    def tokens_with(self, text: str) -> frozenset[int]:
+        """Ids of the tokens that hold `text`. The whole vocabulary is looked through once per text."""
+        found = self._holding.get(text)
+        if found is None:
+            wanted = text.encode()
+            found = frozenset(token for token, piece in enumerate(self.pieces) if wanted in piece)
+            if len(self._holding) < HELD_TEXTS:
+                self._holding[text] = found
+        return found
 
     def token_text(self, token: int) -> str:
         """A token alone as text; half characters become U+FFFD."""

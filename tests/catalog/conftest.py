@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,9 @@ import pytest
 
 from luce_core.catalog import Store
 from luce_core.contracts import CatalogEntry
+
+# For spawned children too: multiprocessing hands them this path.
+sys.path.insert(0, str(Path(__file__).parent / "children"))
 
 
 def make_wheel(folder: Path, distribution: str, version: str, members: Mapping[str, bytes]) -> Path:

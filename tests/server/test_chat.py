@@ -377,6 +377,7 @@ def test_a_client_that_leaves_before_a_whole_answer_frees_the_engine(served, n):
         ({"messages": MESSAGES, "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"messages": MESSAGES, "logit_bias": {"999999": 1}}, "logit_bias"),
         ({"messages": MESSAGES, "logit_bias": {"1": 101}}, "logit_bias"),
+        ({"messages": MESSAGES, "stop_token_ids": [5, 999999]}, "stop_token_ids"),
         ({"messages": MESSAGES, "xtc_probability": 2}, "xtc_probability"),
         ({"messages": MESSAGES, "dry_allowed_length": 0}, "dry_allowed_length"),
         ({"messages": MESSAGES, "dry_sequence_breakers": "x"}, "dry_sequence_breakers"),
