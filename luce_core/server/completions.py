@@ -15,21 +15,18 @@ from starlette.responses import JSONResponse, Response
 from luce_core.contracts import ContentDelta, Failure, Finish, Heartbeat, Logprobs, TokenLogprob
 from luce_core.errors import RequestError
 from luce_core.server import sse
-from luce_core.server.errors import envelope
-from luce_core.server.sampling_fields import (
+from luce_core.server.choices import (
     LOWEST_LOGPROB,
-    MAX_ALTERNATIVES,
     Answer,
     AnswerWriter,
     ChoiceEvents,
-    SamplingFields,
-    check_ids,
     collect,
     open_choices,
-    read_fields,
     unless_left,
     usage_of,
 )
+from luce_core.server.errors import envelope
+from luce_core.server.sampling_fields import MAX_ALTERNATIVES, SamplingFields, check_ids, read_fields
 from luce_core.server.service import Generation, GenerationService
 from luce_core.text import Detokenizer, Tokenizer
 

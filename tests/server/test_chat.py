@@ -12,7 +12,7 @@ from attrs import evolve
 
 from luce_core.contracts import ContentDelta, Start
 from luce_core.errors import CapacityError
-from luce_core.server.sampling_fields import open_choices
+from luce_core.server.choices import open_choices
 from luce_core.server.settings import ServerSettings
 
 MESSAGES = [{"role": "user", "content": "hello world"}]
