@@ -149,6 +149,9 @@ class CoreOptions(BaseModel):
     api_key: Annotated[tuple[str, ...], Info(group="Server", secret=True)] = Field(
         (), description="Key a client must send; repeat for several. Needed beyond this machine."
     )
+    api_key_file: Annotated[Path | None, Info(group="Server")] = Field(
+        None, description="File with one key per line; blank lines and lines that begin with # are skipped."
+    )
     insecure: Annotated[bool, Info(group="Server")] = Field(
         False, description="Allow an address beyond this machine without a key."
     )

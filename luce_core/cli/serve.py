@@ -58,12 +58,26 @@ def serve(session: Session, params: dict[str, Any]) -> None:
 
 def check_exposure(core: CoreOptions) -> None:
     """Beyond this machine only with a key, unless the user insists."""
-    if core.api_key or core.insecure or _is_loopback(core.host):
+    if api_keys(core) or core.insecure or _is_loopback(core.host):
         return
     raise UsageError(
         f"--host {core.host} lets other machines in, and no key guards the server. Set --api-key (or "
-        "LUCE_API_KEY), stay on 127.0.0.1, or say --insecure if the network is trusted."
+        "LUCE_API_KEY) or --api-key-file, stay on 127.0.0.1, or say --insecure if the network is trusted."
     )
+
+
+def api_keys(core: CoreOptions) -> tuple[str, ...]:
+    """The keys of the options and of their file. UsageError when the file cannot be read or holds none."""
+    if core.api_key_file is None:
+        return core.api_key
+    try:
+        lines = core.api_key_file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Key file {str(core.api_key_file)!r} cannot be read: {error}.") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise UsageError(f"Key file {str(core.api_key_file)!r} holds no key. Write one per line.")
+    return (*core.api_key, *keys)
 
 
 def _is_loopback(host: str) -> bool:
@@ -133,7 +147,7 @@ def _settings(core: CoreOptions) -> ServerSettings:
     from luce_core.server.settings import ServerSettings
 
     return ServerSettings(
-        api_keys=core.api_key,
+        api_keys=api_keys(core),
         cors_origins=core.cors_origin,
         body_limit_bytes=core.body_limit,
         strict_model=core.strict_model,

@@ -11,7 +11,7 @@ import threading
 import httpx
 import pytest
 
-from luce_core.cli.serve import check_exposure
+from luce_core.cli.serve import api_keys, check_exposure
 from luce_core.core_options import CoreOptions
 from luce_core.errors import UsageError
 
@@ -147,6 +147,23 @@ def test_other_machines_need_a_key(host):
         check_exposure(CoreOptions(host=host))
     check_exposure(CoreOptions(host=host, insecure=True))
     check_exposure(CoreOptions(host=host, api_key=("k",)))
+
+
+def test_keys_come_from_the_options_and_a_file(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# the team\none\n\n  two  \n", encoding="utf-8")
+    core = CoreOptions(host="0.0.0.0", api_key=("zero",), api_key_file=file)
+    assert api_keys(core) == ("zero", "one", "two")
+    check_exposure(core.model_copy(update={"api_key": ()}))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"# nobody\n\n", b"\xff\xfe"])
+def test_a_key_file_without_a_readable_key_is_refused_even_on_this_machine(tmp_path, content):
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UsageError, match="Key file"):
+        check_exposure(CoreOptions(api_key_file=file))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
