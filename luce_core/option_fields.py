@@ -19,6 +19,7 @@ from attrs import frozen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from luce_core.paths import expand_home
 from luce_core.registry import CORE, choices
 
 TRUE = frozenset({"1", "true", "yes", "on"})
@@ -229,5 +230,5 @@ READERS: Mapping[Any, Callable[[str], Any]] = {
     bool: parse_bool,
     int: parse_int,
     float: parse_float,
-    Path: lambda text: Path(text).expanduser(),
+    Path: expand_home,
 }

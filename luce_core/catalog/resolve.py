@@ -12,6 +12,7 @@ from luce_core.catalog.pull import Progress, pull, silent
 from luce_core.catalog.store import Store
 from luce_core.contracts.plugin import CatalogEntry
 from luce_core.errors import UsageError
+from luce_core.paths import expand_home
 
 LISTED_AT_MOST = 10
 
@@ -58,7 +59,7 @@ def resolve_model(model: str, catalog: Catalog, store: Store, progress: Progress
 
     A file of that name wins over the catalogue: what the user can see in the folder is what they mean.
     """
-    path = Path(model).expanduser()
+    path = expand_home(model)
     if path.is_file():
         return path
     if path.is_dir():

@@ -8,6 +8,7 @@ from pathlib import Path
 from attrs import frozen
 
 from luce_core.errors import UsageError
+from luce_core.paths import expand_home
 
 FORMS = "'pypi:DIST==VERSION#MEMBER', 'hf:REPO@REVISION#FILE' or 'file:/PATH'"
 
@@ -64,7 +65,7 @@ def parse_source(text: str) -> Source:
             )
         return HubSource(found["repo"], found["revision"], _inside(found["file"], text))
     if scheme == "file" and rest:
-        return FileSource(Path(rest).expanduser())
+        return FileSource(expand_home(rest))
     raise UsageError(f"Model source {text!r} is not of a known form. Write {FORMS}.")
 
 

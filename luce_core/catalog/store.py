@@ -16,6 +16,7 @@ from attrs import frozen
 
 from luce_core.contracts.plugin import CatalogEntry
 from luce_core.errors import DownloadError, UsageError
+from luce_core.paths import expand_home
 
 CHECKSUM_DIGITS = 8
 """Of the file name: a catalogue entry that changes its checksum never meets its old file."""
@@ -25,7 +26,7 @@ HASH_CHUNK_BYTES = 4 * 2**20
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """`$LUCE_CACHE`, else `luce-core/models` in the user's cache folder. Creates nothing."""
     if chosen := environ.get("LUCE_CACHE"):
-        return Path(chosen).expanduser()
+        return expand_home(chosen)
     base = environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore a relative path.
     root = Path(base) if base.startswith("/") else Path.home() / ".cache"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from attrs import Factory, define, evolve, frozen
 
 from luce_core.contracts import SamplingParams
 from luce_core.option_fields import parse_float, parse_int
+from luce_core.paths import expand_home
 
 Message = dict[str, str]
 
@@ -164,7 +164,7 @@ class Conversation:
     def _save(self, argument: str) -> Reply:
         if not argument:
             return Reply("Say where: /save FILE")
-        path = Path(argument).expanduser()
+        path = expand_home(argument)
         try:
             path.write_text(json.dumps(self.asked(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as error:

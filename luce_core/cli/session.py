@@ -25,6 +25,7 @@ from luce_core.options import (
     load_options,
     option_fields,
 )
+from luce_core.paths import expand_home
 from luce_core.registry import CORE, Registry
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Session:
     def model_path(self, options: Options, model: str | None = None) -> Path:
         """The file of the model the options name (the default one if none), pulled if it is not here."""
         name = model or options.core.model or DEFAULT_MODEL
-        if not Path(name).expanduser().exists() and self.registry.declared.get(f"model.{name}"):
+        if not expand_home(name).exists() and self.registry.declared.get(f"model.{name}"):
             self.registry.model(name)  # says who else claims the name
         with pull_progress(name) as progress:
             return resolve_model(name, self.catalog, self.store(options), progress)

@@ -53,6 +53,11 @@ def test_any_text_parses_or_is_a_usage_error(text):
             assert isinstance(parse_source(candidate), PypiSource | HubSource | FileSource)
 
 
+def test_the_home_of_nobody_is_named():
+    with pytest.raises(UsageError, match=r"~nobody-here.*home folder nobody has"):
+        parse_source("file:~nobody-here/m.gguf")
+
+
 def test_every_built_in_entry_is_well_formed():
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
     for entry in ENTRIES:
