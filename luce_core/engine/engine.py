@@ -431,7 +431,6 @@ class LuceEngine:
         before = seq.emitted
         reason = seq.emit(list(verdict.picked), list(verdict.logprobs))
         taken = seq.emitted - before
-        seq.rounds += 1
         seq.drafted += len(tree)
         seq.accepted += taken - 1
         self.counters["emitted_tokens"] += taken

@@ -29,7 +29,6 @@ class Sequence:
         "aside",
         "cached",
         "context",
-        "decode_s",
         "drafted",
         "emitted",
         "finished",
@@ -41,7 +40,6 @@ class Sequence:
         "pinned",
         "prompt",
         "request",
-        "rounds",
         "sink",
         "tokens",
     )
@@ -64,13 +62,11 @@ class Sequence:
         self.emitted = 0
         self.drafted = 0
         self.accepted = 0
-        self.rounds = 0
         self.aside: tuple[str, ...] = ()
         self.finished = False
         self.arrived_s = time.monotonic()
         self.admitted_s = 0.0
         self.first_s = 0.0
-        self.decode_s = 0.0
 
     @property
     def last_index(self) -> int:
