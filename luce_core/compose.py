@@ -37,7 +37,7 @@ from luce_core.engine.broker import DeviceBroker
 from luce_core.errors import PluginError
 from luce_core.model.loader import Loader, Model
 from luce_core.model.state import ModelState, TorchStateStore
-from luce_core.pipeline import Observer, Observers, Pipeline
+from luce_core.pipeline import Observers, Pipeline
 from luce_core.plan import block_formats, state_sizes
 from luce_core.plan_memory import MEMORY_SHARE
 from luce_core.plan_models import plugin_options
@@ -98,7 +98,7 @@ def compose(plan: BackendPlan, registry: Registry, progress: Progress | None = N
         residency=wiring.one("residency") if plan.parts["residency"] else None,
         experts=wiring.one("experts") if plan.parts["experts"] else None,
         chat=wiring.all("chat"),
-        observers=_observers(registry),
+        observers=Observers.of(registry),
     )
 
 
@@ -126,13 +126,6 @@ def _pool_bytes(store: TorchStateStore) -> int:
 def _snapshot_bytes(plan: BackendPlan) -> int:
     """What the plan claims in host memory for snapshots of slots and windows."""
     return sum(claim.num_bytes for claim in plan.claims if claim.kind == "cache")
-
-
-def _observers(registry: Registry) -> Observers:
-    def of(hook: str) -> tuple[Observer, ...]:
-        return tuple(Observer(bound.plugin, bound) for bound in registry.hooks.get(hook, ()))
-
-    return Observers(of("luce_engine_started"), of("luce_engine_stopping"), of("luce_request_finished"))
 
 
 def _broker(plan: BackendPlan, device: DeviceInfo) -> DeviceBroker:

@@ -6,6 +6,7 @@
     ├── PluginError          a plugin the user named did not load, or broke its contract
     ├── PlanError            the parts do not fit together; carries every problem at once
     ├── CapacityError        memory, context or a queue is too small for what was asked
+    ├── UnavailableError     the engine loads, restarts or ends; becomes a 503 that says when to come back
     ├── DownloadError        a model could not be fetched or did not verify
     ├── RequestError         one request is wrong; becomes a 4xx in the API's own envelope
     │   └── ContextOverflow  the prompt does not fit the context
@@ -55,6 +56,14 @@ class CapacityError(LuceError):
     """Memory, context or a queue is too small for what was asked."""
 
 
+class UnavailableError(LuceError):
+    """Nobody can answer just now: the engine loads, restarts or shuts down. retry_after_s: whole seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
 class DownloadError(LuceError):
     """A model could not be fetched, or what arrived did not verify."""
 
@@ -75,17 +84,17 @@ class RequestError(LuceError):
 
 
 class ContextOverflow(RequestError):
-    """The prompt does not fit; agents parse the two numbers, so they must be true."""
+    """The prompt does not fit; agents parse the two numbers, so they must be true. field: of the body."""
 
-    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, context_tokens: int, field: str = "messages") -> None:
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
         super().__init__(
             f"This model's maximum context length is {context_tokens} tokens. "
-            f"However, your messages resulted in {prompt_tokens} tokens. "
-            "Please reduce the length of the messages.",
+            f"However, your {field} resulted in {prompt_tokens} tokens. "
+            f"Please reduce the length of the {field}.",
             code="context_length_exceeded",
-            param="messages",
+            param=field,
         )
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Scheduler,
         StateStore,
     )
+    from luce_core.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,17 @@ class Observers:
     started: tuple[Observer, ...] = ()
     stopping: tuple[Observer, ...] = ()
     finished: tuple[Observer, ...] = ()
+
+    @classmethod
+    def of(cls, registry: Registry) -> Observers:
+        """What the loaded plugins observe."""
+
+        def hooked(hook: str) -> tuple[Observer, ...]:
+            return tuple(Observer(bound.plugin, bound) for bound in registry.hooks.get(hook, ()))
+
+        return cls(
+            hooked("luce_engine_started"), hooked("luce_engine_stopping"), hooked("luce_request_finished")
+        )
 
     def engine_started(self, pipeline: Pipeline) -> None:
         """Tell every plugin that requests are accepted from now on."""

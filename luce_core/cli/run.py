@@ -46,7 +46,8 @@ def make(session: Session) -> click.Command:
 
 def run(session: Session, params: dict[str, Any]) -> None:
     """Plan, load, chat, end."""
-    from luce_core.cli.starting import plan_model, set_up_logging, start
+    from luce_core.cli.starting import plan_model, start
+    from luce_core.logs import set_up_logging
 
     prompt = params.pop("prompt")
     options = session.options(params)

@@ -6,7 +6,8 @@ import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from luce_core.cli import flags
 from luce_core.cli.console import console, say
 from luce_core.cli.session import Session
 from luce_core.core_options import CoreOptions
-from luce_core.errors import UsageError
+from luce_core.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -38,22 +39,98 @@ def make(session: Session) -> click.Command:
 def serve(session: Session, params: dict[str, Any]) -> None:
     """Plan, listen, load, answer, until a signal ends it. A taken port is found before the load."""
     options = session.options(params)
-    from luce_core.cli.rows import RequestRows
-    from luce_core.cli.starting import plan_model, set_up_logging, start
+    from luce_core.cli.starting import plan_model
+    from luce_core.logs import set_up_logging
 
     set_up_logging(options.core.log_level)
     check_exposure(options.core)
     planned = plan_model(session, options)
     with listen(options.core.host, options.core.port) as listener:
-        running = start(session, options, planned, (RequestRows(say),))
-        server = _server(running, options)
-        try:
-            with _signals(server.handle_exit):  # before the banner: it says that Ctrl-C stops
-                show_banner(session, planned, f"http://{_address(listener)}")
-                server.run(sockets=[listener])
-        finally:
-            running.close(0.0)
+        banner = partial(show_banner, session, planned, f"http://{_address(listener)}")
+        run = _serve_process if options.core.engine_process else _serve_thread
+        run(session, options, planned, listener, banner)
     say("Stopped.")
+
+
+def _serve_thread(
+    session: Session, options: Options, planned: Planned, listener: socket.socket, banner: Callable[[], None]
+) -> None:
+    """The engine on a thread of this process; who connects meanwhile waits."""
+    from luce_core.cli.rows import RequestRows
+    from luce_core.cli.starting import start
+
+    running = start(session, options, planned, (RequestRows(say),))
+    _answer(_server(running, options), running, listener, banner)
+
+
+def _serve_process(
+    session: Session, options: Options, planned: Planned, listener: socket.socket, banner: Callable[[], None]
+) -> None:
+    """The engine in a process of its own; who connects meanwhile is told how far it is."""
+    from luce_core.cli.rows import RequestRows
+    from luce_core.cli.starting import loading, start_process
+
+    with ExitStack() as shown:
+        progress = shown.enter_context(loading(planned.name))
+        front = Front(shown.close, banner)
+        running = start_process(
+            session,
+            options,
+            planned,
+            (RequestRows(say),),
+            on_progress=progress,
+            on_ready=front.ready,
+            on_failed=front.failed,
+        )
+        server = _server(running, options)
+        front.attach(server)
+        _answer(server, running, listener, lambda: None)
+    if front.error is not None:
+        raise front.error
+
+
+class Front:
+    """What the terminal shows of an engine in another process, told by its supervisor's thread."""
+
+    def __init__(self, loaded: Callable[[], None], banner: Callable[[], None]) -> None:
+        self.error: EngineError | None = None
+        self._loaded = loaded
+        self._banner = banner
+        self._answered = False
+        self._server: uvicorn.Server | None = None
+
+    def attach(self, server: uvicorn.Server) -> None:
+        """The server to end when the engine does not start."""
+        self._server = server
+        server.should_exit = self.error is not None
+
+    def ready(self) -> None:
+        """The banner at first, a line after a restart."""
+        self._loaded()
+        if self._answered:
+            say("The engine answers again.")
+        else:
+            self._answered = True
+            self._banner()
+
+    def failed(self, error: EngineError) -> None:
+        """The engine did not start: end the server, and let the command say why."""
+        self._loaded()
+        self.error = error
+        if self._server is not None:
+            self._server.should_exit = True
+
+
+def _answer(
+    server: uvicorn.Server, running: Running, listener: socket.socket, banner: Callable[[], None]
+) -> None:
+    """Serve until a signal ends it."""
+    try:
+        with _signals(server.handle_exit):  # before the banner: it says that Ctrl-C stops
+            banner()
+            server.run(sockets=[listener])
+    finally:
+        running.close(0.0)
 
 
 def check_exposure(core: CoreOptions) -> None:

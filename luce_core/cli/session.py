@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +49,15 @@ class Session:
         return config_files(self.env, self.cwd)
 
     @cached_property
+    def make_registry(self) -> Callable[[], Registry]:
+        """Finds the plugins this run uses, in any process of it."""
+        chosen = choose_plugins(_early_values(self.argv), self.env, self.files)
+        return partial(plugins.discover, allow=chosen.allow, block=chosen.block, named=chosen.named)
+
+    @cached_property
     def registry(self) -> Registry:
         """All plugins. Raises PluginError when one the user named did not load."""
-        chosen = choose_plugins(_early_values(self.argv), self.env, self.files)
-        registry = plugins.discover(allow=chosen.allow, block=chosen.block, named=chosen.named)
+        registry = self.make_registry()
         for notice in registry.notices:
             warn(notice)
         return registry

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,17 +13,16 @@ from attrs import evolve, frozen
 from luce_core.catalog import DEFAULT_MODEL
 from luce_core.cli.console import errors, warn
 from luce_core.cli.session import Session
-from luce_core.contracts import BackendPlan, RequestRecord, SamplingParams
-from luce_core.errors import UsageError
+from luce_core.contracts import BackendPlan, GenerationChannel, RequestRecord, SamplingParams
+from luce_core.errors import EngineError, UsageError
 from luce_core.options import Options
+from luce_core.pipeline import Observers
 from luce_core.plan import block_formats, make_plan, suppliers
 from luce_core.registry import Registry, Supplied
 
 if TYPE_CHECKING:
-    from luce_core.engine.local import LocalChannel
     from luce_core.gguf import GgufHeader
-    from luce_core.pipeline import Pipeline
-    from luce_core.server.service import GenerationService
+    from luce_core.server.service import GenerationService, ModelFace
 
 Observer = Callable[[RequestRecord], None]
 
@@ -43,16 +40,16 @@ class Planned:
 
 @frozen
 class Running:
-    """A loaded model that answers."""
+    """A model that answers, or will when it is loaded."""
 
-    planned: Planned
-    pipeline: Pipeline
-    channel: LocalChannel
+    channel: GenerationChannel
     service: GenerationService
+    stopping: Callable[[], None]
+    """Tells the plugins of this process that the engine ends."""
 
     def close(self, drain_s: float) -> None:
         """Let running answers go on for `drain_s` seconds, then end everything. Blocks."""
-        self.pipeline.observers.engine_stopping(self.pipeline)
+        self.stopping()
         self.channel.close(drain_s)
 
 
@@ -70,36 +67,66 @@ def plan_model(session: Session, options: Options) -> Planned:
 def start(
     session: Session, options: Options, planned: Planned, observers: Sequence[Observer] = ()
 ) -> Running:
-    """Load the model and start the engine's thread. `observers` see every finished request."""
-    with _loading(planned.name) as progress:
+    """Load the model here and start the engine's thread. `observers` see every finished request."""
+    with loading(planned.name) as progress:
         from luce_core.compose import compose
         from luce_core.engine.engine import LuceEngine
         from luce_core.engine.local import LocalChannel
-        from luce_core.server.service import GenerationService
 
         pipeline = compose(planned.plan, session.registry, progress=progress)
         engine = LuceEngine(pipeline)
-    channel = LocalChannel(engine, max_queue=options.core.queue_limit + options.core.max_sequences)
+    channel = LocalChannel(engine, max_queue=_max_unfinished(options))
     pipeline.observers.engine_started(pipeline)
-    face = _face(options, planned, pipeline, session.registry)
+    service = _service(session, options, planned, channel, observers)
+    return Running(channel, service, lambda: pipeline.observers.engine_stopping(pipeline))
+
+
+def start_process(
+    session: Session,
+    options: Options,
+    planned: Planned,
+    observers: Sequence[Observer] = (),
+    *,
+    on_progress: Callable[[int, int], None] | None,
+    on_ready: Callable[[], None],
+    on_failed: Callable[[EngineError], None],
+) -> Running:
+    """Start a process that loads the model; requests are refused until it has. The callbacks are those of
+    `SupervisedChannel`.
+    """
+    from luce_core.supervision.messages import Boot
+    from luce_core.supervision.supervised import SupervisedChannel
+
+    channel = SupervisedChannel(
+        Boot(planned.plan, session.make_registry, log_level=options.core.log_level),
+        max_queue=_max_unfinished(options),
+        step_timeout_s=options.core.step_timeout,
+        on_progress=on_progress or (lambda done, total: None),
+        on_ready=on_ready,
+        on_failed=on_failed,
+    )
+    return Running(channel, _service(session, options, planned, channel, observers), lambda: None)
+
+
+def _max_unfinished(options: Options) -> int:
+    return options.core.queue_limit + options.core.max_sequences
+
+
+def _service(
+    session: Session,
+    options: Options,
+    planned: Planned,
+    channel: GenerationChannel,
+    observers: Sequence[Observer],
+) -> GenerationService:
+    from luce_core.server.service import GenerationService
+
+    face = _face(options, planned, session.registry)
     if face.template.notice:
         warn(face.template.notice)
-    service = GenerationService(
-        channel,
-        face,
-        (*observers, pipeline.observers.request_finished),
-        heartbeat_s=options.core.keepalive or None,
-    )
-    return Running(planned, pipeline, channel, service)
-
-
-def set_up_logging(level: str) -> None:
-    """One line per record on standard error."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
+    finished = Observers.of(session.registry).request_finished
+    return GenerationService(
+        channel, face, (*observers, finished), heartbeat_s=options.core.keepalive or None
     )
 
 
@@ -108,15 +135,15 @@ def template_kwargs(options: Options) -> Mapping[str, Any]:
     return {} if options.core.thinking == "auto" else {"enable_thinking": options.core.thinking == "on"}
 
 
-def _face(options: Options, planned: Planned, pipeline: Pipeline, registry: Registry) -> Any:
+def _face(options: Options, planned: Planned, registry: Registry) -> ModelFace:
     from luce_core.server.service import ModelFace
-    from luce_core.text import ChatTemplate
+    from luce_core.text import ChatTemplate, Tokenizer
 
     core, spec = options.core, planned.plan.models[0].spec
     return ModelFace(
         id=planned.name,
         context=planned.plan.number("context"),
-        tokenizer=pipeline.target.tokenizer,
+        tokenizer=Tokenizer.from_metadata(planned.header.metadata),
         template=ChatTemplate.from_metadata(
             template_metadata(planned.header.metadata, core.chat_template_file)
         ),
@@ -165,7 +192,7 @@ def _read_template(path: Path) -> str:
 
 
 @contextmanager
-def _loading(name: str) -> Iterator[Callable[[int, int], None] | None]:
+def loading(name: str) -> Iterator[Callable[[int, int], None] | None]:
     """A status line while the model loads; nothing where nobody watches."""
     shown = errors()
     if not shown.is_terminal:

@@ -10,9 +10,9 @@ from typing import Any
 
 from attrs import asdict
 
-from luce_core.contracts import Done, EngineEvent, GenerationRequest
+from luce_core.contracts import ChannelHealth, Done, EngineEvent, GenerationRequest
 from luce_core.engine.engine import LuceEngine
-from luce_core.errors import CapacityError
+from luce_core.errors import CapacityError, UnavailableError
 
 log = logging.getLogger("luce_core.engine")
 
@@ -23,9 +23,18 @@ MAX_QUEUE = 256
 class LocalChannel:
     """`GenerationChannel` over a thread. At most `max_queue` requests may be unfinished at a time."""
 
-    def __init__(self, engine: LuceEngine, *, max_queue: int = MAX_QUEUE) -> None:
+    def __init__(
+        self,
+        engine: LuceEngine,
+        *,
+        max_queue: int = MAX_QUEUE,
+        after_turn: Callable[[], None] | None = None,
+    ) -> None:
+        """after_turn: called on the engine's thread when a turn of its loop is over, busy or idle."""
         self.engine = engine
         self.max_queue = max_queue
+        self._after_turn = after_turn or (lambda: None)
+        self._failure: str | None = None
         self._lock = threading.Lock()
         self._open: set[str] = set()
         self._closing = False
@@ -34,10 +43,14 @@ class LocalChannel:
         self._thread.start()
 
     def submit(self, request: GenerationRequest, sink: Callable[[EngineEvent], None]) -> None:
-        """Queue a request. Raises CapacityError when the queue is full or the channel is closing."""
+        """Queue a request. Raises CapacityError when the queue is full, UnavailableError when the channel is
+        closing or the engine stopped.
+        """
         with self._lock:
+            if self._failure is not None:
+                raise UnavailableError(self._failure)
             if self._closing:
-                raise CapacityError("The server is shutting down and takes no more requests.")
+                raise UnavailableError("The server is shutting down and takes no more requests.")
             if len(self._open) >= self.max_queue:
                 raise CapacityError(
                     f"{len(self._open)} requests are unfinished; {self.max_queue} may be. Retry later."
@@ -45,7 +58,8 @@ class LocalChannel:
             if request.request in self._open:
                 raise AssertionError(f"request id {request.request!r} is in use")
             self._open.add(request.request)
-        self.engine.submit(request, self._forget_after(sink))
+            # Under the lock: whoever ends the engine has then seen this request, or refuses it.
+            self.engine.submit(request, self._forget_after(sink))
 
     def _forget_after(self, sink: Callable[[EngineEvent], None]) -> Callable[[EngineEvent], None]:
         def forward(event: EngineEvent) -> None:
@@ -72,8 +86,15 @@ class LocalChannel:
             "waiting": len(engine.waiting),
             "unfinished": len(self._open),
             "alive": float(self._thread.is_alive()),
+            "restarts": 0.0,
             **{f"cache_{name}": value for name, value in _flat(asdict(engine.blocks.stats()))},
         }
+
+    def health(self) -> ChannelHealth:
+        """Ready as long as the engine's thread lives."""
+        if self._thread.is_alive() and self._failure is None:
+            return ChannelHealth("ready")
+        return ChannelHealth("stopped", self._failure or "The engine was closed.")
 
     def close(self, drain_s: float) -> None:
         """Refuse new requests, wait for running ones, cancel the rest, join the thread."""
@@ -90,16 +111,20 @@ class LocalChannel:
         engine = self.engine
         try:
             while not self._stop:
-                if not engine.step():
+                busy = engine.step()
+                self._after_turn()
+                if not busy:
                     engine.blocks.check_integrity()
                     engine.wait(IDLE_WAIT_S)
             engine.cancel_all()
+            self._after_turn()
         except BaseException as error:
             # The loop itself is broken (a scheduler's bug, say): say so to everyone instead of hanging them.
             log.exception("the engine stopped")
             with self._lock:
-                self._closing = True
-            engine.fail_all(f"The engine stopped: {type(error).__name__}: {error}")
+                self._failure = f"The engine stopped: {type(error).__name__}: {error}"
+            engine.fail_all(self._failure)
+            self._after_turn()
             raise
 
 

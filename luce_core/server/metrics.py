@@ -4,7 +4,6 @@ here.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import cast
 
@@ -21,7 +20,7 @@ TOKEN_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1
 GAUGES = {
     "running": ("luce_running_requests", "Requests that are being prefilled or decoded"),
     "waiting": ("luce_waiting_requests", "Requests that wait for a slot or for memory"),
-    "alive": ("luce_engine_up", "1 while the engine's thread lives"),
+    "alive": ("luce_engine_up", "1 while the engine answers"),
     "cache_used_blocks": ("luce_cache_used_blocks", "Cache blocks that sequences hold"),
     "cache_cached_blocks": ("luce_cache_cached_blocks", "Cache blocks kept for prefixes to come"),
     "cache_free_blocks": ("luce_cache_free_blocks", "Cache blocks without content"),
@@ -30,6 +29,7 @@ GAUGES = {
 COUNTERS = {
     "steps": ("luce_steps", "Steps of the engine"),
     "preempted": ("luce_preemptions", "Sequences that gave their memory back and were queued again"),
+    "restarts": ("luce_engine_restarts", "Times the engine was started again"),
     "failed_steps": ("luce_failed_steps", "Steps that raised"),
     "cache_evictions": ("luce_cache_evictions", "Cached blocks and snapshots that were dropped"),
 }
@@ -42,12 +42,14 @@ class EngineCollector:
         self.channel = channel
 
     def collect(self) -> Iterator[Metric]:
-        """One family per figure of the engine."""
+        """One family per figure the engine gives; one that is being started gives few."""
         stats = self.channel.stats()
         for key, (name, text) in GAUGES.items():
-            yield GaugeMetricFamily(name, text, value=stats[key])
+            if key in stats:
+                yield GaugeMetricFamily(name, text, value=stats[key])
         for key, (name, text) in COUNTERS.items():
-            yield CounterMetricFamily(name, text, value=stats[key])
+            if key in stats:
+                yield CounterMetricFamily(name, text, value=stats[key])
 
 
 class Metrics:
@@ -113,7 +115,7 @@ def families() -> list[tuple[str, str, str]]:
 
     class Silent:
         def stats(self) -> Mapping[str, float]:
-            return defaultdict(float)
+            return dict.fromkeys((*GAUGES, *COUNTERS), 0.0)
 
     registry = Metrics(cast("GenerationChannel", Silent()), "model").registry
     return sorted(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from luce_core.compose import compose
 from luce_core.contracts import (
     API,
+    BackendPlan,
     Done,
     Drafter,
     DrafterContext,
@@ -34,6 +36,7 @@ from luce_core.options import load_options
 from luce_core.pipeline import Pipeline
 from luce_core.plan import make_plan
 from luce_core.plugins import from_modules
+from luce_core.registry import Registry
 
 TOY_HOOKS = "luce_core.testing.toy.hooks"
 GREEDY = SamplingParams(temperature=0.0)
@@ -41,6 +44,18 @@ GREEDY = SamplingParams(temperature=0.0)
 
 SCRIPTED = SimpleNamespace()
 """Factories of drafters that only exist in a test, by name: what their `PartSpec`s point at."""
+
+
+def registry_of(*hooks: str) -> Registry:
+    """A registry of these modules of hooks; with `functools.partial` one that another process can make."""
+    return from_modules([importlib.import_module(name) for name in hooks or (TOY_HOOKS,)])
+
+
+def make_test_plan(path: Path, *hooks: str, options: Mapping[str, Any] | None = None) -> BackendPlan:
+    """The plan of `path` with these modules of hooks. options: by name, as on the command line."""
+    registry = registry_of(*hooks)
+    loaded = load_options(registry, {"model": str(path), **(options or {})}, {}, ())
+    return make_plan(loaded, read_header(path), registry)
 
 
 def make_pipeline(
@@ -103,6 +118,37 @@ class Answer:
     @property
     def is_done(self) -> bool:
         return any(isinstance(event, Done) for event in self.events)
+
+
+class Receiver(Answer):
+    """What becomes of a request that a channel answers on a thread of its own: the sink to submit it with."""
+
+    LIMIT_S = 60.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = threading.Event()
+        self._ended = threading.Event()
+
+    def __call__(self, event: EngineEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, Tokens):
+            self._begun.set()
+        elif isinstance(event, Done):
+            self._ended.set()
+
+    def wait_begun(self) -> None:
+        """Until there are tokens."""
+        self._wait(self._begun, "token")
+
+    def wait(self) -> Done:
+        """Until it is over."""
+        self._wait(self._ended, "Done")
+        return self.done
+
+    def _wait(self, what: threading.Event, name: str) -> None:
+        if not what.wait(self.LIMIT_S):
+            raise AssertionError(f"no {name} within {self.LIMIT_S:g} s; events: {self.events}")
 
 
 class EngineRig:

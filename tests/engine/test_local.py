@@ -4,32 +4,12 @@ import threading
 
 import pytest
 
-from luce_core.contracts import Done, GenerationRequest, SamplingParams, Tokens
+from luce_core.contracts import GenerationRequest, SamplingParams, Tokens
 from luce_core.engine.local import LocalChannel
-from luce_core.errors import CapacityError
+from luce_core.errors import CapacityError, UnavailableError
+from luce_core.testing.pipeline import Receiver
 
 GREEDY = SamplingParams(temperature=0.0)
-
-
-class Sink:
-    """Collects the events of one request; `done` is set with its last."""
-
-    def __init__(self):
-        self.events = []
-        self.done = threading.Event()
-
-    def __call__(self, event):
-        self.events.append(event)
-        if isinstance(event, Done):
-            self.done.set()
-
-    def wait(self):
-        assert self.done.wait(30), f"no Done within 30 s; events: {self.events}"
-        return self.events[-1]
-
-    @property
-    def ids(self):
-        return [token for event in self.events if isinstance(event, Tokens) for token in event.ids]
 
 
 @pytest.fixture
@@ -54,7 +34,7 @@ def request(name, prompt=(5, 6, 7), count=8):
 
 def test_requests_from_many_threads_get_their_own_answers(channel):
     one, law = channel(max_sequences=3)
-    sinks = {n: Sink() for n in range(12)}
+    sinks = {n: Receiver() for n in range(12)}
     threads = [
         threading.Thread(target=one.submit, args=(request(str(n), (n + 1, 2, 3), 10), sink))
         for n, sink in sinks.items()
@@ -69,26 +49,26 @@ def test_requests_from_many_threads_get_their_own_answers(channel):
 def test_a_full_queue_refuses_and_room_comes_back(channel):
     one, _ = channel(max_queue=2)
     gate = threading.Event()
-    first = Sink()
+    first = Receiver()
 
     def slow(event):
         gate.wait(30)  # holds the engine's thread, so that the queue stays full for certain
         first(event)
 
     one.submit(request("a"), slow)
-    one.submit(request("b"), second := Sink())
+    one.submit(request("b"), second := Receiver())
     with pytest.raises(CapacityError, match="2 requests are unfinished"):
-        one.submit(request("c"), Sink())
+        one.submit(request("c"), Receiver())
     gate.set()
     first.wait()
     second.wait()
-    one.submit(request("c"), third := Sink())
+    one.submit(request("c"), third := Receiver())
     assert third.wait().reason == "length"
 
 
 def test_cancel_ends_a_running_request(channel):
     one, law = channel()
-    sink = Sink()
+    sink = Receiver()
     begun = threading.Event()
 
     def watch(event):
@@ -105,15 +85,15 @@ def test_cancel_ends_a_running_request(channel):
 
 def test_closing_drains_then_cancels_then_refuses(channel):
     one, law = channel(max_sequences=1)
-    short, long = Sink(), Sink()
+    short, long = Receiver(), Receiver()
     one.submit(request("short", count=3), short)
     one.submit(request("long", count=250), long)
     short.wait()
     one.close(0.0)
     assert short.ids == law.greedy([5, 6, 7], 3)
     assert long.wait().reason in {"cancelled", "length"}
-    with pytest.raises(CapacityError, match="shutting down"):
-        one.submit(request("late"), Sink())
+    with pytest.raises(UnavailableError, match="shutting down"):
+        one.submit(request("late"), Receiver())
 
 
 def test_a_receiver_that_is_gone_does_not_stop_the_others(channel):
@@ -123,7 +103,7 @@ def test_a_receiver_that_is_gone_does_not_stop_the_others(channel):
         raise RuntimeError("Event loop is closed")
 
     one.submit(request("gone"), gone)
-    one.submit(request("here"), sink := Sink())
+    one.submit(request("here"), sink := Receiver())
     assert sink.wait().reason == "length"
     assert sink.ids == law.greedy([5, 6, 7], 8)
 
@@ -138,19 +118,22 @@ def test_a_broken_scheduler_ends_every_request_with_its_reason(toy):
 
     rig.engine.scheduler = Broken()
     one = LocalChannel(rig.engine)
-    one.submit(request("a"), sink := Sink())
+    one.submit(request("a"), sink := Receiver())
     done = sink.wait()
     assert done.reason == "error"
     assert "no policy" in done.error
     one.close(0.0)
     assert one.stats()["alive"] == 0.0
-    with pytest.raises(CapacityError):
-        one.submit(request("b"), Sink())
+    health = one.health()
+    assert health.status == "stopped"
+    assert "no policy" in health.detail
+    with pytest.raises(UnavailableError, match="no policy"):
+        one.submit(request("b"), Receiver())
 
 
 def test_stats_are_numbers(channel):
     one, _ = channel()
-    one.submit(request("a"), sink := Sink())
+    one.submit(request("a"), sink := Receiver())
     sink.wait()
     stats = one.stats()
     assert all(isinstance(value, (int, float)) for value in stats.values()), stats
