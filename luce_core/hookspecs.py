@@ -143,14 +143,18 @@ def luce_check_plan(plan: BackendPlan) -> Sequence[Problem]:
 
 @hookspec
 def luce_engine_started(pipeline: Pipeline) -> None:
-    """The engine accepts requests from now on. Start-up thread."""
+    """The engine accepts requests from now on. Start-up thread of the engine's process."""
 
 
 @hookspec
 def luce_engine_stopping(pipeline: Pipeline) -> None:
-    """No new requests; running ones have drained or were cancelled. The parts are still alive."""
+    """No new requests; running ones have drained or will be cancelled. The parts are still alive. In the
+    engine's process; not called when it is killed.
+    """
 
 
 @hookspec
 def luce_request_finished(record: RequestRecord) -> None:
-    """A request ended, on any path, exactly once. Must return quickly: the next record waits for it."""
+    """A request ended, on any path, exactly once. Must return quickly: the next record waits for it. In the
+    server's process, which is not the engine's unless `--no-engine-process` says so.
+    """

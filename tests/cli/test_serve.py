@@ -9,9 +9,10 @@ import sys
 import threading
 
 import httpx
+import psutil
 import pytest
 
-from luce_core.cli.serve import api_keys, check_exposure
+from luce_core.cli.exposure import api_keys, check_exposure
 from luce_core.core_options import CoreOptions
 from luce_core.errors import UsageError
 
@@ -184,3 +185,60 @@ def test_a_stream_that_runs_when_the_server_is_stopped_ends_well(served):
     assert json.loads(first.removeprefix("data: "))["object"] == "chat.completion.chunk"
     assert rest[-1] == "data: [DONE]"
     assert server.process.wait() == 0
+
+
+@pytest.mark.parametrize("where", ["--engine-process", "--no-engine-process"])
+def test_the_engine_is_where_it_was_asked_to_be(served, where):
+    server = served(where)
+    url = URL.search(server.line(URL.pattern))[1]
+    children = psutil.Process(server.process.pid).children()
+    assert len(children) == (where == "--engine-process")
+    assert chat(url).status_code == 200
+    assert httpx.get(f"{url}/health").json()["status"] == "ok"
+    assert server.stop() == 0
+    assert not any(child.is_running() for child in children)
+
+
+def test_a_killed_engine_ends_its_streams_with_an_error_and_answers_again(served):
+    server = served()
+    url = URL.search(server.line(URL.pattern))[1]
+    expected = chat(url).json()["choices"]
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as stream:
+        lines = (line for line in stream.iter_lines() if line)
+        while "content" not in next(lines):
+            pass
+        (engine,) = psutil.Process(server.process.pid).children()
+        engine.kill()
+        *_, error, end = lines
+    assert end == "data: [DONE]"
+    message = json.loads(error.removeprefix("data: "))["error"]["message"]
+    assert "SIGKILL" in message
+    assert "Send the request again" in message
+    server.line("The engine answers again")
+    assert chat(url).json()["choices"] == expected
+    health = httpx.get(f"{url}/health").json()
+    assert (health["status"], health["restarts"]) == ("ok", 1)
+    assert "luce_engine_restarts_total 1.0" in httpx.get(f"{url}/metrics").text
+    assert server.stop() == 0
+
+
+SAD = """
+def make(context):
+    raise RuntimeError("no mood today")
+
+@hookimpl
+def luce_register_schedulers():
+    return [PartSpec("scheduler", "sad", __name__ + ":make", Equivalence.BITS)]
+"""
+
+
+@pytest.mark.parametrize("where", ["--engine-process", "--no-engine-process"])
+def test_an_engine_that_cannot_be_built_ends_the_server_with_its_reason(served, toy, where):
+    toy.write("sad", SAD)
+    server = served("--scheduler", "sad", where)
+    assert server.process.wait() == 1
+    said = server.process.stdout.read()
+    assert "no mood today" in said
+    assert "'sad'" in said
+    assert "Serving" not in said
