@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from luce_core.contracts import ContentDelta, Failure, Finish, Heartbeat, Logprobs, TokenLogprob
+from luce_core.contracts import Finish, Logprobs, TextEvent, TokenLogprob
 from luce_core.server import sse
+from luce_core.server.answers import Answers
 from luce_core.server.choices import (
     LOWEST_LOGPROB,
     Answer,
     AnswerWriter,
-    ChoiceEvents,
+    StreamedAnswers,
     collect,
-    open_choices,
     unless_left,
     usage_of,
 )
-from luce_core.server.errors import envelope
+from luce_core.server.prompt_scores import prompt_scores
 from luce_core.server.sampling_fields import MAX_ALTERNATIVES, SamplingFields, read_fields
 from luce_core.server.service import Generation, GenerationService
 
@@ -70,18 +70,21 @@ async def parse(request: Request, service: GenerationService) -> tuple[ChatReque
     limit = next((limit for limit in limits if limit is not None), None)
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
     params = body.sampling(service.face.defaults, alternatives, service.face.tokenizer)
-    return body, body.generations(request, prompt, params, max_tokens=limit, api="chat")
+    wanted = body.generations(
+        request, prompt, params, max_tokens=limit, api="chat", prompt_logprobs=body.prompt_logprobs
+    )
+    return body, wanted
 
 
 async def chat_completions(request: Request) -> Response:
     """`POST /v1/chat/completions`."""
     service: GenerationService = request.app.state.service
     body, wanted = await parse(request, service)
-    events = await open_choices(service, wanted)  # before any stream opens: a full queue is a 429
+    events = service.open(wanted)  # before any stream opens: a full queue is a 429
     writer = ChunkWriter("chatcmpl", service)
     if body.stream:
-        return sse.sse_response(_stream(writer, events, len(wanted), body.wants_usage_chunk))
-    return await unless_left(request, _whole(writer, events, len(wanted)))
+        return sse.EventStream(events, ChatStream(writer, len(wanted), body.wants_usage_chunk))
+    return await unless_left(request, events, _whole(writer, events, body.prompt_logprobs))
 
 
 class ChunkWriter(AnswerWriter):
@@ -89,11 +92,20 @@ class ChunkWriter(AnswerWriter):
 
     def chunk(
         self, index: int, delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None
-    ) -> bytes:
+    ) -> dict[str, Any]:
         """One streamed chunk with one choice."""
+        return self.chunk_of([self.delta(index, delta, finish, logprobs)])
+
+    def chunk_of(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+        """A streamed chunk."""
+        return {**self.head("chat.completion.chunk"), "choices": list(choices), **more}
+
+    def delta(
+        self, index: int, delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        """A choice of a streamed chunk."""
         found = {"content": logprobs} if logprobs else None
-        choice = {"index": index, "delta": dict(delta), "logprobs": found, "finish_reason": finish}
-        return sse.data({**self.head("chat.completion.chunk"), "choices": [choice]})
+        return {"index": index, "delta": dict(delta), "logprobs": found, "finish_reason": finish}
 
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
         """One choice of an answer that is not streamed."""
@@ -118,36 +130,56 @@ class ChunkWriter(AnswerWriter):
         return {"token": text, "logprob": max(logprob, LOWEST_LOGPROB), "bytes": list(raw)}
 
 
-async def _stream(
-    writer: ChunkWriter, events: ChoiceEvents, count: int, include_usage: bool
-) -> AsyncIterator[bytes]:
-    pending: list[list[dict[str, Any]]] = [[] for _ in range(count)]
-    finishes: dict[int, Finish] = {}
-    async with aclosing(events):
-        for index in range(count):
-            yield writer.chunk(index, {"role": "assistant", "content": ""})
-        async for index, event in events:
-            if isinstance(event, ContentDelta):
-                yield writer.chunk(index, {"content": event.text}, logprobs=pending[index])
-                pending[index] = []
-            elif isinstance(event, Logprobs):
-                pending[index] += [writer.entry(item) for item in event.tokens]
-            elif isinstance(event, Heartbeat):
-                yield sse.comment(f"{event.phase} {event.done}/{event.total}")
-            elif isinstance(event, Failure):
-                yield sse.data(envelope(event.message, event.status))
-                break
-            elif isinstance(event, Finish):
-                yield writer.chunk(index, {}, event.reason, logprobs=pending[index])
-                finishes[index] = event
-    if include_usage and len(finishes) == count:
-        usage = usage_of([finishes[index] for index in range(count)], count)
-        yield sse.data({**writer.head("chat.completion.chunk"), "choices": [], "usage": usage})
-    yield sse.DONE
+class ChatStream(StreamedAnswers):
+    """A streamed answer. A choice's role comes first, its reason to end last and once."""
+
+    def __init__(self, writer: ChunkWriter, count: int, include_usage: bool) -> None:
+        super().__init__(count)
+        self.writer = writer
+        self.include_usage = include_usage
+        self.logprobs: list[list[dict[str, Any]]] = [[] for _ in range(count)]
+        self.text_data = [
+            sse.TextData(partial(self._text, index)) for index in range(count)
+        ]
+
+    def _text(self, index: int, text: str) -> dict[str, Any]:
+        return self.writer.chunk(index, {"content": text})
+
+    def begin(self) -> bytes:
+        role = {"role": "assistant", "content": ""}
+        return b"".join(sse.data(self.writer.chunk(index, role)) for index in range(self.count))
+
+    def text(self, index: int, text: str) -> bytes:
+        logprobs = self.logprobs[index]
+        if not logprobs:
+            return self.text_data[index](text)
+        self.logprobs[index] = []
+        return sse.data(self.writer.chunk(index, {"content": text}, logprobs=logprobs))
+
+    def other(self, index: int, event: TextEvent) -> bytes:
+        if isinstance(event, Logprobs):
+            self.logprobs[index] += [self.writer.entry(item) for item in event.tokens]
+        return b""
+
+    def finish(self, index: int, event: Finish) -> bytes:
+        return sse.data(self.writer.chunk(index, {}, event.reason, self.logprobs[index]))
+
+    def failure(self, running: Sequence[int], error: Mapping[str, Any]) -> bytes:
+        ends = [self.writer.delta(index, {}, "error", self.logprobs[index]) for index in running]
+        return sse.data(self.writer.chunk_of(ends, **error))
+
+    def end(self) -> bytes:
+        ended = self.ended
+        if not self.include_usage or ended is None:
+            return sse.DONE
+        return sse.data(self.writer.chunk_of([], usage=usage_of(ended, self.count))) + sse.DONE
 
 
-async def _whole(writer: ChunkWriter, events: ChoiceEvents, count: int) -> Response:
-    answers = await collect(events, count)
+async def _whole(writer: ChunkWriter, events: Answers, scored: int | None) -> Response:
+    answers = await collect(events)
     choices = [writer.choice(index, answer) for index, answer in enumerate(answers)]
-    usage = usage_of([answer.ended for answer in answers], count)
-    return JSONResponse({**writer.head("chat.completion"), "choices": choices, "usage": usage})
+    usage = usage_of([answer.ended for answer in answers], len(answers))
+    body = {**writer.head("chat.completion"), "choices": choices, "usage": usage}
+    if scored is not None:
+        body["prompt_logprobs"] = prompt_scores(writer.tokenizer, answers[0].prompt, scored)
+    return JSONResponse(body)

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeGuard
 
-from attrs import Factory, define, frozen
+from attrs import frozen
 from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from luce_core.contracts import ContentDelta, Failure, Finish, Heartbeat, Logprobs, TokenLogprob
+from luce_core.contracts import Finish, Logprobs, PromptLogprobs, TextEvent
 from luce_core.errors import RequestError
 from luce_core.server import sse
+from luce_core.server.answers import AnswerEvents
 from luce_core.server.choices import (
-    LOWEST_LOGPROB,
     Answer,
     AnswerWriter,
-    ChoiceEvents,
+    StreamedAnswers,
     collect,
-    open_choices,
     unless_left,
     usage_of,
 )
-from luce_core.server.errors import envelope
+from luce_core.server.legacy_logprobs import Echo, LegacyLogprobs
+from luce_core.server.prompt_scores import SharedScores, prompt_scores
 from luce_core.server.sampling_fields import MAX_ALTERNATIVES, SamplingFields, check_ids, read_fields
 from luce_core.server.service import Generation, GenerationService
-from luce_core.text import Detokenizer, Tokenizer
+from luce_core.text import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # the legacy API's own
 MAX_CHOICES = 128  # prompts times n
@@ -63,10 +63,15 @@ class CompletionRequest(SamplingFields):
             raise ValueError("text after the answer is not supported yet; leave it out")
         return value
 
+    @property
+    def scored(self) -> int | None:
+        """Alternatives wanted with each token of the prompts; None = they are not scored."""
+        echoed = self.logprobs if self.echo else None
+        wanted = [most for most in (echoed, self.prompt_logprobs) if most is not None]
+        return max(wanted, default=None)
+
     def check(self) -> None:
         """Raise RequestError where fields do not go together."""
-        if self.echo and self.logprobs is not None:
-            raise _refused("logprobs", "those of an echoed prompt are not supported yet; drop one of both")
         if self.best_of not in (None, self.num_choices):
             raise _refused("best_of", f"{self.best_of} is not supported; only the value of 'n' is")
         asked = len(self.prompt) * self.num_choices
@@ -84,11 +89,11 @@ def _are_ids(value: Any) -> TypeGuard[list[int]]:
 
 @frozen
 class Wanted:
-    """What one body asks for. echoes: the text each choice begins with."""
+    """What one body asks for. echoes: what each choice begins with."""
 
     body: CompletionRequest
     generations: Sequence[Generation]
-    echoes: Sequence[str]
+    echoes: Sequence[Echo | None]
 
 
 async def parse(request: Request, service: GenerationService) -> Wanted:
@@ -98,16 +103,15 @@ async def parse(request: Request, service: GenerationService) -> Wanted:
     params = body.sampling(service.face.defaults, body.logprobs, service.face.tokenizer)
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     generations: list[Generation] = []
-    echoes: list[str] = []
+    echoes: list[Echo | None] = []
     for prompt in body.prompt:
         ids, text = await asyncio.to_thread(_read_prompt, service.face.tokenizer, prompt)
-        try:
-            service.check_room(ids)
-        except RequestError as error:
-            error.param = "prompt"
-            raise
-        generations += body.generations(request, ids, params, max_tokens=limit, api="completions")
-        echoes += [text if body.echo else ""] * body.num_choices
+        service.check_room(ids, "prompt")
+        generations += body.generations(
+            request, ids, params, max_tokens=limit, api="completions", prompt_logprobs=body.scored
+        )
+        echo = Echo(ids, text, special=ids is prompt, scored=body.logprobs is not None)
+        echoes += [echo if body.echo else None] * body.num_choices
     return Wanted(body, generations, echoes)
 
 
@@ -123,113 +127,102 @@ async def completions(request: Request) -> Response:
     """`POST /v1/completions`."""
     service: GenerationService = request.app.state.service
     wanted = await parse(request, service)
-    events = await open_choices(service, wanted.generations)
+    answers = service.open(wanted.generations)
+    events: AnswerEvents = answers
+    if wanted.body.scored is not None:
+        events = SharedScores(answers, wanted.generations, wanted.body.num_choices)
     writer = CompletionWriter("cmpl", service)
     if wanted.body.stream:
-        return sse.sse_response(_stream(writer, events, wanted))
-    return await unless_left(request, _whole(writer, events, wanted))
-
-
-@define
-class LegacyLogprobs:
-    """Collects a choice's tokens in the legacy form, whose offsets count characters of its text."""
-
-    detokenizer: Detokenizer
-    offset: int = 0
-    pending: list[tuple[int, TokenLogprob]] = Factory(list)
-
-    def take(self, items: Sequence[TokenLogprob]) -> None:
-        for item in items:
-            self.pending.append((self.offset, item))
-            self.offset += len(self.detokenizer.push([item.token]))
-
-    def flush(self, tokenizer: Tokenizer) -> dict[str, Any] | None:
-        """What came since the last call; None when nothing did."""
-        pending, self.pending = self.pending, []
-        if not pending:
-            return None
-        items = [item for _, item in pending]
-        return {
-            "tokens": [_name(tokenizer, item.token) for item in items],
-            "token_logprobs": [max(item.logprob, LOWEST_LOGPROB) for item in items],
-            "top_logprobs": [_alternatives(tokenizer, item) for item in items],
-            "text_offset": [offset for offset, _ in pending],
-        }
-
-
-def _name(tokenizer: Tokenizer, token: int) -> str:
-    """A token's text; `bytes:` and its bytes where they are no whole characters, so that names stay apart."""
-    raw = tokenizer.token_bytes(token)
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _alternatives(tokenizer: Tokenizer, item: TokenLogprob) -> dict[str, float]:
-    """The likeliest tokens, and always the one that was chosen."""
-    named: dict[str, float] = {}
-    for token, logprob in (*item.top, (item.token, item.logprob)):
-        named.setdefault(_name(tokenizer, token), max(logprob, LOWEST_LOGPROB))
-    return named
+        return sse.EventStream(events, CompletionStream(writer, wanted))
+    return await unless_left(request, events, _whole(writer, events, wanted))
 
 
 class CompletionWriter(AnswerWriter):
     """The shapes of one response, streamed or not."""
 
-    def logprobs(self) -> LegacyLogprobs:
-        return LegacyLogprobs(Detokenizer(self.tokenizer))
+    def logprobs(self, wanted: Wanted) -> list[LegacyLogprobs]:
+        """One for every choice."""
+        most = wanted.body.logprobs or 0
+        return [LegacyLogprobs(self.tokenizer, most, echo) for echo in wanted.echoes]
 
     def choice(self, index: int, text: str, finish: str | None, logprobs: LegacyLogprobs) -> dict[str, Any]:
         return {
             "index": index,
             "text": text,
-            "logprobs": logprobs.flush(self.tokenizer),
+            "logprobs": logprobs.flush(),
             "finish_reason": finish,
         }
 
-    def chunk(self, *choices: dict[str, Any], **more: Any) -> bytes:
-        return sse.data({**self.head("text_completion"), "choices": choices, **more})
+    def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {**self.head("text_completion"), "choices": list(choices), **more}
 
-    def answer(self, index: int, echo: str, answer: Answer) -> dict[str, Any]:
-        """One choice of a response that is not streamed."""
-        logprobs = self.logprobs()
+    def answer(
+        self, index: int, answer: Answer, logprobs: LegacyLogprobs, scored: int | None
+    ) -> dict[str, Any]:
+        """One choice of a response that is not streamed. scored: alternatives in vLLM's list, if wanted."""
+        text = logprobs.begin() + logprobs.take_prompt(answer.prompt) + "".join(answer.text)
         logprobs.take(answer.logprobs)
-        return self.choice(index, echo + "".join(answer.text), answer.ended.reason, logprobs)
+        logprobs.end(answer.ended.ending)
+        choice = self.choice(index, text, answer.ended.reason, logprobs)
+        if scored is not None:
+            choice["prompt_logprobs"] = prompt_scores(self.tokenizer, answer.prompt, scored)
+        return choice
 
 
-async def _stream(writer: CompletionWriter, events: ChoiceEvents, wanted: Wanted) -> AsyncIterator[bytes]:
-    count = len(wanted.generations)
-    logprobs = [writer.logprobs() for _ in range(count)]
-    finishes: dict[int, Finish] = {}
-    async with aclosing(events):
-        for index, echo in enumerate(wanted.echoes):
-            if echo:
-                yield writer.chunk(writer.choice(index, echo, None, logprobs[index]))
-        async for index, event in events:
-            if isinstance(event, ContentDelta):
-                yield writer.chunk(writer.choice(index, event.text, None, logprobs[index]))
-            elif isinstance(event, Logprobs):
-                logprobs[index].take(event.tokens)
-            elif isinstance(event, Heartbeat):
-                yield sse.comment(f"{event.phase} {event.done}/{event.total}")
-            elif isinstance(event, Failure):
-                yield sse.data(envelope(event.message, event.status))
-                break
-            elif isinstance(event, Finish):
-                yield writer.chunk(writer.choice(index, "", event.reason, logprobs[index]))
-                finishes[index] = event
-    if wanted.body.wants_usage_chunk and len(finishes) == count:
-        ended = [finishes[index] for index in range(count)]
-        yield writer.chunk(usage=usage_of(ended, wanted.body.num_choices))
-    yield sse.DONE
+class CompletionStream(StreamedAnswers):
+    """A streamed response. An echoed prompt comes first, a choice's reason to end last and once."""
+
+    def __init__(self, writer: CompletionWriter, wanted: Wanted) -> None:
+        super().__init__(len(wanted.generations))
+        self.writer = writer
+        self.wanted = wanted
+        self.logprobs = writer.logprobs(wanted)
+        self.plain = wanted.body.logprobs is None
+        self.text_data = [sse.TextData(partial(self._text, index)) for index in range(self.count)]
+
+    def _choice(self, index: int, text: str, finish: str | None = None) -> dict[str, Any]:
+        return self.writer.choice(index, text, finish, self.logprobs[index])
+
+    def _text(self, index: int, text: str) -> dict[str, Any]:
+        return self.writer.chunk({"index": index, "text": text, "logprobs": None, "finish_reason": None})
+
+    def begin(self) -> bytes:
+        begun = [(index, one.begin()) for index, one in enumerate(self.logprobs)]
+        return b"".join(self.text(index, text) for index, text in begun if text)
+
+    def text(self, index: int, text: str) -> bytes:
+        if self.plain:
+            return self.text_data[index](text)
+        return sse.data(self.writer.chunk(self._choice(index, text)))
+
+    def other(self, index: int, event: TextEvent) -> bytes:
+        logprobs = self.logprobs[index]
+        if isinstance(event, Logprobs):
+            logprobs.take(event.tokens)
+        elif isinstance(event, PromptLogprobs):
+            return sse.data(self.writer.chunk(self._choice(index, logprobs.take_prompt(event.tokens))))
+        return b""
+
+    def finish(self, index: int, event: Finish) -> bytes:
+        self.logprobs[index].end(event.ending)
+        return sse.data(self.writer.chunk(self._choice(index, "", event.reason)))
+
+    def failure(self, running: Sequence[int], error: Mapping[str, Any]) -> bytes:
+        ends = [self._choice(index, "", "error") for index in running]
+        return sse.data(self.writer.chunk(*ends, **error))
+
+    def end(self) -> bytes:
+        ended = self.ended
+        if not self.wanted.body.wants_usage_chunk or ended is None:
+            return sse.DONE
+        return sse.data(self.writer.chunk(usage=usage_of(ended, self.wanted.body.num_choices))) + sse.DONE
 
 
-async def _whole(writer: CompletionWriter, events: ChoiceEvents, wanted: Wanted) -> Response:
-    answers = await collect(events, len(wanted.generations))
+async def _whole(writer: CompletionWriter, events: AnswerEvents, wanted: Wanted) -> Response:
+    answers = await collect(events)
     choices = [
-        writer.answer(index, echo, answer)
-        for index, (echo, answer) in enumerate(zip(wanted.echoes, answers, strict=True))
+        writer.answer(index, answer, logprobs, wanted.body.prompt_logprobs)
+        for index, (answer, logprobs) in enumerate(zip(answers, writer.logprobs(wanted), strict=True))
     ]
     usage = usage_of([answer.ended for answer in answers], wanted.body.num_choices)
     return JSONResponse({**writer.head("text_completion"), "choices": choices, "usage": usage})

@@ -15,16 +15,16 @@ from attrs import Factory, evolve, frozen
 
 from luce_core.contracts import (
     Done,
-    EngineEvent,
     GenerationChannel,
     GenerationRequest,
-    Heartbeat,
     RequestRecord,
     SamplingParams,
     Start,
     TextEvent,
 )
 from luce_core.errors import ContextOverflow, RequestError
+from luce_core.server.answers import Answers, Choice
+from luce_core.server.mailbox import Mailbox
 from luce_core.server.metrics import Metrics
 from luce_core.text import ChatTemplate, Tokenizer, normalize_messages
 from luce_core.text.fold import TextFold
@@ -67,6 +67,8 @@ class Generation:
     model: str = ""
     client: str = ""
     priority: int = 0
+    prompt_logprobs: int | None = None
+    """Alternatives reported with each token of the prompt; None = it is not scored."""
 
 
 class GenerationService:
@@ -84,6 +86,7 @@ class GenerationService:
         self.face = face
         self.metrics = Metrics(channel, face.id)
         self.observers = (*observers, self.metrics.observe)
+        self._mail: Mailbox | None = None
 
     def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]
@@ -98,12 +101,33 @@ class GenerationService:
             ids = [bos, *ids]
         return tuple(ids)
 
-    def check_room(self, prompt: Sequence[int]) -> None:
-        """Raise the 400 that agents understand, before any stream opens."""
+    def check_room(self, prompt: Sequence[int], field: str = "messages") -> None:
+        """Raise the 400 that agents understand, before any stream opens. field: where the prompt came from."""
         if not prompt:
-            raise RequestError("The prompt is empty. Send at least one token of text.", param="messages")
+            raise RequestError("The prompt is empty. Send at least one token of text.", param=field)
         if len(prompt) >= self.face.context:
-            raise ContextOverflow(len(prompt), self.face.context)
+            raise ContextOverflow(len(prompt), self.face.context, field)
+
+    def open(self, wanted: Sequence[Generation]) -> Answers:
+        """Submit every generation and return their events, each with the index of its choice. The caller
+        closes it.
+
+        Raises RequestError or CapacityError, and then cancels those it had submitted: a full queue can
+        still become a 429.
+        """
+        for one in wanted:
+            self.check_room(one.prompt)
+        answers = Answers(self.channel, self._finished, self.heartbeat_s)
+        mail = self._mailbox()
+        try:
+            for one in wanted:
+                eog = frozenset() if one.ignore_eos else self.face.tokenizer.eog
+                fold = TextFold(self.face.tokenizer, stops=one.stops, eog=eog)
+                answers.submit(one, self._request(one, eog), fold, mail)
+        except BaseException:
+            answers.close()
+            raise
+        return answers
 
     async def generate(self, wanted: Generation) -> AsyncIterator[TextEvent]:
         """The text events of one answer, `Start` first, `Finish` or `Failure` last. Closing it cancels the
@@ -111,51 +135,37 @@ class GenerationService:
 
         Raises RequestError or CapacityError before the first event, never after it.
         """
-        self.check_room(wanted.prompt)
-        loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[EngineEvent] = asyncio.Queue()
-        eog = frozenset() if wanted.ignore_eos else self.face.tokenizer.eog
+        answers = self.open((wanted,))
+        try:
+            yield Start(answers.choices[0].request.request, len(wanted.prompt))
+            async for events in answers:
+                for _, event in events:
+                    yield event
+        finally:
+            answers.close()
+
+    def _request(self, wanted: Generation, eog: frozenset[int]) -> GenerationRequest:
         room = self.face.context - len(wanted.prompt)
-        request = GenerationRequest(
+        return GenerationRequest(
             request=secrets.token_hex(12),
             prompt=tuple(wanted.prompt),
             max_tokens=room if wanted.max_tokens is None else min(wanted.max_tokens, room),
             params=wanted.params,
             eog=eog,
             priority=wanted.priority,
+            prompt_logprobs=wanted.prompt_logprobs,
         )
-        fold = TextFold(self.face.tokenizer, stops=wanted.stops, eog=eog)
 
-        def deliver(event: EngineEvent) -> None:
-            queue.put_nowait(event)
-            if isinstance(event, Done):
-                record = RequestRecord(request.request, wanted.api, wanted.model, event, wanted.client)
-                self._observe(record)
+    def _mailbox(self) -> Mailbox:
+        """That of the running loop; a service may outlive a loop."""
+        loop = asyncio.get_running_loop()
+        if self._mail is None or self._mail.loop is not loop:
+            self._mail = Mailbox(loop)
+        return self._mail
 
-        def sink(event: EngineEvent) -> None:
-            loop.call_soon_threadsafe(deliver, event)
-
-        self.channel.submit(request, sink)
-        done = False
-        try:
-            yield Start(request.request, len(wanted.prompt))
-            while not done:
-                try:
-                    # Not wait_for: on Python 3.11 it can swallow a cancellation that comes with an event.
-                    async with asyncio.timeout(self.heartbeat_s):
-                        event = await queue.get()
-                except TimeoutError:
-                    yield Heartbeat("waiting")
-                    continue
-                done = isinstance(event, Done)
-                stopped = fold.stopped
-                for text in fold.feed(event):
-                    yield text
-                if fold.stopped is not None and stopped is None and not done:
-                    self.channel.cancel(request.request)
-        finally:
-            if not done:
-                self.channel.cancel(request.request)
+    def _finished(self, choice: Choice, done: Done) -> None:
+        wanted = choice.wanted
+        self._observe(RequestRecord(choice.request.request, wanted.api, wanted.model, done, wanted.client))
 
     def _observe(self, record: RequestRecord) -> None:
         for observer in self.observers:
