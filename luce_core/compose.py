@@ -39,7 +39,7 @@ from luce_core.model.loader import Loader, Model
 from luce_core.model.state import ModelState, TorchStateStore
 from luce_core.pipeline import Observers, Pipeline
 from luce_core.plan import block_formats, state_sizes
-from luce_core.plan_memory import MEMORY_SHARE
+from luce_core.plan_memory import CHECKPOINTS, MEMORY_SHARE
 from luce_core.plan_models import plugin_options
 from luce_core.registry import Registry, Supplied, guarded, resolve
 from luce_core.text import Tokenizer
@@ -82,6 +82,7 @@ def compose(plan: BackendPlan, registry: Registry, progress: Progress | None = N
         identity="+".join(model.backend.spec.identity for model in models.values()),
         cache_bytes=_pool_bytes(store) + _snapshot_bytes(plan),
         host_bytes=_snapshot_bytes(plan),
+        swap_bytes=plan.number("cache.swap_bytes"),
     )
     return Pipeline(
         plan=plan,
@@ -125,7 +126,7 @@ def _pool_bytes(store: TorchStateStore) -> int:
 
 def _snapshot_bytes(plan: BackendPlan) -> int:
     """What the plan claims in host memory for snapshots of slots and windows."""
-    return sum(claim.num_bytes for claim in plan.claims if claim.kind == "cache")
+    return sum(claim.num_bytes for claim in plan.claims if claim.owner == CHECKPOINTS)
 
 
 def _broker(plan: BackendPlan, device: DeviceInfo) -> DeviceBroker:

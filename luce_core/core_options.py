@@ -73,6 +73,12 @@ class CoreOptions(BaseModel):
     ] = Field(
         2**30, ge=0, description="Host memory for snapshots of recurrent state, where the model has any."
     )
+    swap_bytes: Annotated[int, Info("bytes", group="Device and memory", plan="cache.swap_bytes")] = Field(
+        0,
+        ge=0,
+        description="Host memory for the state of requests that had to give way; 0 = none, it is computed "
+        "again.",
+    )
     memory_limit: Annotated[int, Info("bytes", group="Device and memory", plan="memory.limit_bytes")] = Field(
         0, ge=0, description="Memory to use on the device; 0 = 85 % of what it has."
     )
@@ -118,6 +124,13 @@ class CoreOptions(BaseModel):
         False, description="Only ops whose result for a row depends on nothing but the row."
     )
 
+    engine_process: Annotated[bool, Info(group="Engine")] = Field(
+        True, description="Serve with the engine in a process of its own, started again when it dies."
+    )
+    step_timeout: Annotated[float, Info("s", group="Engine")] = Field(
+        300.0, ge=0, description="An engine process that gets nowhere for so long is restarted; 0 = never."
+    )
+
     # --- answers
     max_tokens: Annotated[int, Info("tokens", group="Answers")] = Field(
         0, ge=0, description="Length of an answer when the request names none; 0 = up to the context."
@@ -150,16 +163,42 @@ class CoreOptions(BaseModel):
         (), description="Key a client must send; repeat for several. Needed beyond this machine."
     )
     api_key_file: Annotated[Path | None, Info(group="Server")] = Field(
-        None, description="File with one key per line; blank lines and lines that begin with # are skipped."
+        None,
+        description="File with one key per line; blank lines and lines that begin with # are skipped. Read again "
+        "when it changes.",
+    )
+    tls_cert: Annotated[Path | None, Info(group="Server")] = Field(
+        None, description="PEM file of a certificate and its chain: serve https. Read again when it changes."
+    )
+    tls_key: Annotated[Path | None, Info(group="Server")] = Field(
+        None, description="PEM file of the certificate's private key; by default the certificate's own file."
+    )
+    tls_key_password_file: Annotated[Path | None, Info(group="Server")] = Field(
+        None, description="File whose first line opens an encrypted private key."
+    )
+    tls_client_ca: Annotated[Path | None, Info(group="Server")] = Field(
+        None,
+        description="PEM file of authorities: only clients with a certificate of theirs may connect (mutual TLS).",
     )
     insecure: Annotated[bool, Info(group="Server")] = Field(
-        False, description="Allow an address beyond this machine without a key."
+        False, description="Allow an address beyond this machine without a key or client certificates."
+    )
+    allowed_host: Annotated[tuple[str, ...], Info(group="Server")] = Field(
+        (),
+        description="Name under which clients may call a server without key and TLS, beside localhost and "
+        "addresses; '*' for any.",
     )
     cors_origin: Annotated[tuple[str, ...], Info(group="Server")] = Field(
         (), description="Web origins whose pages may call the server; '*' for any."
     )
     queue_limit: Annotated[int, Info("requests", group="Server")] = Field(
         32, ge=0, le=100_000, description="Requests that may wait; one more is refused with 429."
+    )
+    request_timeout: Annotated[float, Info("s", group="Server")] = Field(
+        0.0,
+        ge=0,
+        description="Longest a request may take, queue included; its own `timeout` may be shorter; 0 = no "
+        "limit.",
     )
     keepalive: Annotated[float, Info("s", group="Server")] = Field(
         10.0, ge=0, description="A comment in every stream that was silent for so long; 0 = none."

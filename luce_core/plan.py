@@ -306,6 +306,7 @@ class Draft:
             context=self._wanted_context(),
             cache_bytes=values["cache.bytes"],
             checkpoint_bytes=values["cache.checkpoint_bytes"],
+            swap_bytes=values["cache.swap_bytes"],
             block_tokens=values["cache.block_tokens"],
             k_type=values["cache.k_type"],
             v_type=values["cache.v_type"],

@@ -9,6 +9,7 @@ from attrs import Factory, evolve, frozen
 
 from luce_core.cache.layout import block_bytes, log_bytes, needs_checkpoints, slot_bytes, state_bytes
 from luce_core.contracts import (
+    SCORE_LOGITS_BYTES,
     BackendPlan,
     Claim,
     DeviceInfo,
@@ -24,6 +25,10 @@ MEMORY_SHARE = 0.85
 
 MIN_CONTEXT_TOKENS = 256
 """Less than this is not offered as an automatic context: no chat fits into it."""
+
+CHECKPOINTS = "checkpoints"
+SWAPPED = "state that gave way"
+"""Owners of claims on host memory."""
 
 SPARE_BLOCKS = 1
 """Per sequence and group: the private copy of a shared block that is being written to."""
@@ -56,6 +61,8 @@ class Demand:
     v_type: str
     drafters: Mapping[str, StateLayout] = Factory(dict)
     """State of drafters beside their models', by drafter."""
+    swap_bytes: int = 0
+    """Host memory for sequences that gave way."""
 
     @property
     def layouts(self) -> dict[str, StateLayout]:
@@ -133,7 +140,9 @@ def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
     # Models run one after another, so the widest is what counts.
     activations = 4 * ACTIVATION_VECTORS * max(spec.hidden for spec in demand.models.values()) * rows
     vocab = max(spec.vocab for spec in demand.models.values())
-    logits = 2 * 4 * vocab * min(rows, demand.max_sequences * demand.max_held_rows)
+    held = 4 * vocab * min(rows, demand.max_sequences * demand.max_held_rows)
+    scored = min(max(SCORE_LOGITS_BYTES, 4 * vocab), 4 * vocab * rows)
+    logits = 2 * max(held, scored)
     claims = [
         Claim(f"weights of {name}", device.id, "weights", size, size)
         for name, size in demand.weight_bytes.items()
@@ -141,7 +150,11 @@ def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
     claims.append(Claim("activations of a step", device.id, "workspace", activations, activations))
     claims.append(Claim("logits of a step", device.id, "workspace", logits, logits))
     if any(needs_checkpoints(layout) for layout in demand.layouts.values()):
-        claims.append(Claim("checkpoints", "host", "cache", demand.checkpoint_bytes, 0))
+        claims.append(Claim(CHECKPOINTS, "host", "cache", demand.checkpoint_bytes, 0))
+    if demand.swap_bytes:
+        # On the CPU the host's memory is the device's.
+        where = device.id if device.id == "cpu" else "host"
+        claims.append(Claim(SWAPPED, where, "cache", demand.swap_bytes, 0))
     return claims
 
 

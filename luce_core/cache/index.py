@@ -22,7 +22,7 @@ Keys = tuple[int, ...]
 class Entry:
     """Something evictable. `blocks` and `saved` are by group index; an empty tuple is nothing there."""
 
-    __slots__ = ("blocks", "host_bytes", "id", "saved", "stamp")
+    __slots__ = ("blocks", "host_bytes", "id", "reserved", "saved", "stamp", "wanted")
 
     def __init__(self, id: int, num_groups: int) -> None:
         self.id = id
@@ -30,6 +30,10 @@ class Entry:
         self.saved: dict[int, tuple[int, Any]] | None = None
         """On the host tier: group index -> (number of blocks, what the store read)."""
         self.host_bytes = 0
+        self.wanted = 0
+        """Stopped sequences that come back for it."""
+        self.reserved = 0
+        """Host bytes set aside while it is wanted."""
         self.stamp = 0
 
 
@@ -115,8 +119,11 @@ class PrefixIndex:
             "nodes": OrderedDict(),
             "checkpoints": OrderedDict(),
             "host": OrderedDict(),
+            "wanted": OrderedDict(),
         }
-        """Oldest first. A node is listed while no sequence uses it; a child is older than its parent."""
+        """Oldest first. A node is listed while no sequence uses it; a child is older than its parent. What is
+        wanted is not listed once it lies on the host.
+        """
 
     # --- finding
 
@@ -226,7 +233,12 @@ class PrefixIndex:
         if isinstance(entry, Node) and entry.users:
             return
         kind = "nodes" if isinstance(entry, Node) else "checkpoints"
-        self.order["host" if entry.saved is not None else kind][entry] = None
+        if entry.wanted:
+            kind = "wanted"
+        if entry.saved is not None:
+            kind = "" if entry.wanted else "host"
+        if kind:
+            self.order[kind][entry] = None
 
     def pin(self, node: Node) -> None:
         """A sequence runs through `node`: it is not evictable."""

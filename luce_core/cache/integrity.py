@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from luce_core.cache.groups import GroupInfo
 from luce_core.cache.index import Checkpoint, Node, PrefixIndex, chained_digest
 from luce_core.cache.pool import BlockPool
 from luce_core.cache.prefix import PrefixCache
+from luce_core.cache.retained import Retained
 from luce_core.cache.sequence import SeqState
 from luce_core.contracts import SeqId
 
@@ -83,7 +85,8 @@ def check_index(
     listed = {entry: kind for kind, entries in index.order.items() for entry in entries}
     host_bytes = 0
     for entry in reached:
-        host_bytes += entry.host_bytes
+        host_bytes += 0 if entry.wanted else entry.host_bytes
+        kind: str | None
         if isinstance(entry, Node):
             _check_node(entry, index, users.get(entry, 0))
             kind = "nodes"
@@ -91,8 +94,10 @@ def check_index(
             assert isinstance(entry, Checkpoint), f"entry {entry.id} is a {type(entry).__name__}"
             _check_checkpoint(entry, index, slot_bytes)
             kind = "checkpoints"
+        if entry.wanted:
+            kind = "wanted"
         if entry.saved is not None:
-            kind = "host"
+            kind = None if entry.wanted else "host"
             assert not any(entry.blocks), f"entry {entry.id} on the host holds device blocks {entry.blocks}"
         want = None if isinstance(entry, Node) and entry.users else kind
         assert listed.get(entry) == want, f"entry {entry.id} is listed as {listed.get(entry)}, wanted {want}"
@@ -102,6 +107,23 @@ def check_index(
         f"{cache.held_bytes} bytes cached, budget {cache.cache_bytes}"
     )
     assert cache.host_bytes <= cache.host_limit, f"{cache.host_bytes} host bytes, budget {cache.host_limit}"
+
+
+def check_retained(index: PrefixIndex, cache: PrefixCache, retained: Retained) -> None:
+    """Who is waited for, and the host memory set aside for it."""
+    wanted = Counter(entry.id for entry in retained.entries())
+    found = {entry.id: entry.wanted for entry in index.entries.values() if entry.wanted}
+    assert wanted == found, f"stopped sequences come back for {dict(wanted)}, counted {found}"
+    entries = [entry for entry in index.entries.values() if entry.wanted]
+    swapped = sum(entry.host_bytes for entry in entries)
+    reserved = sum(entry.reserved for entry in entries)
+    for entry in entries:
+        assert entry.host_bytes <= entry.reserved, (
+            f"entry {entry.id}: {entry.host_bytes} bytes on the host, {entry.reserved} set aside"
+        )
+    assert cache.swap_bytes == swapped, f"{swapped} bytes swapped, counted {cache.swap_bytes}"
+    assert cache.swap_reserved == reserved, f"{reserved} bytes set aside, counted {cache.swap_reserved}"
+    assert reserved <= cache.swap_limit, f"{reserved} bytes set aside, budget {cache.swap_limit}"
 
 
 def _check_node(node: Node, index: PrefixIndex, users: int) -> None:

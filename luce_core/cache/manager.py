@@ -6,6 +6,7 @@ It decides; a `StateStore` moves the bytes. No tensor passes through here.
     open(keys, hit) -> seq    shares the cached blocks, restores slots
     reserve(seq, n)           room for n more rows; copies a shared block before it is written
     advance(seq, keys)        n rows became text; a block that filled up enters the prefix index
+    retain(seq, most_bytes)   it comes back: what is evicted of it goes to host memory, until release
     close(seq, after)         full blocks stay as cached prefix until room or budget runs out
 
 Full blocks are shared by everybody; the partly filled block behind them has one writer, and whoever opened
@@ -24,6 +25,7 @@ from luce_core.cache.index import Entry, Found, Node, PrefixIndex
 from luce_core.cache.pool import BlockPool, SlotPool
 from luce_core.cache.prefix import PrefixCache
 from luce_core.cache.restore import found_table, found_usable
+from luce_core.cache.retained import Retained
 from luce_core.cache.sequence import GroupTable, SeqState
 from luce_core.contracts import CacheStats, Fence, Hit, SeqId, SeqTable, StateLayout, StateStore
 from luce_core.errors import CapacityError, UsageError
@@ -37,7 +39,7 @@ class PagedBlockManager:
     weights, tokenizer and rope of those models; salts every cached block. cache_bytes: budget of everything
     kept for later (device blocks no sequence holds, slot snapshots, spilled blocks). host_bytes: the most of
     it that may lie in host memory (snapshots, spilled blocks); without, all of it. spill: copy evicted blocks
-    to host memory before forgetting them.
+    to host memory before forgetting them. swap_bytes: host memory beside that, for `retain` alone.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class PagedBlockManager:
         cache_bytes: int,
         host_bytes: int | None = None,
         spill: bool = False,
+        swap_bytes: int = 0,
     ) -> None:
         self._store = store
         self._block_tokens = store.sizes.block_tokens
@@ -78,7 +81,9 @@ class PagedBlockManager:
             cache_bytes=cache_bytes,
             host_limit=cache_bytes if host_bytes is None else host_bytes,
             spill=spill,
+            swap_limit=swap_bytes,
         )
+        self._retained = Retained(self._cache, self._groups, self._pools, store.slot_bytes)
         self._seqs: dict[SeqId, SeqState] = {}
         self._next_seq = 0
         self._slots = SlotPool(sizes.num_slots)
@@ -109,7 +114,7 @@ class PagedBlockManager:
             self._index.pin(node)
         sources = [entry for entry in {found.source: 0, found.checkpoint: 0} if entry is not None]
         if not self._cache.to_device([*sources, *reversed(found.chain)]):
-            self._unpin(found.chain)
+            self._cache.unpin(found.chain)
             raise CapacityError(
                 f"A cached prefix of {hit.length} tokens cannot come back from the host: every device block "
                 "is in use. Open it later, or open with Hit(0, None)."
@@ -273,7 +278,7 @@ class PagedBlockManager:
                 bare = checkpoint.snapshot is None and not any(
                     checkpoint.blocks[group.index] for group in self._windowed
                 )
-                if bare and tail and tail == keys[: len(tail)]:
+                if bare and tail and tail == keys[: len(tail)] and not checkpoint.wanted:
                     self._cache.drop(checkpoint)
 
     def length(self, seq: SeqId) -> int:
@@ -339,6 +344,24 @@ class PagedBlockManager:
         self._cache.trim()
         return made.id
 
+    def retain(self, seq: SeqId, most_bytes: int) -> int | None:
+        """Before `close`, of a sequence that comes back: what is evicted of it meanwhile goes to host memory,
+        and returns with the hit. Settle the slot first; `release` what this returns.
+
+        None, and nothing is done, where it takes more than `most_bytes` or than `swap_bytes` still has
+        room for.
+        """
+        state = self._seqs[seq]
+        if not self._retained.fits(state, most_bytes):
+            return None
+        exact_end = self._index.exact or self._store.has_slots or self._windowed
+        end = self._keep(state, with_slots=True) if exact_end or state.tail else None
+        return self._retained.keep(state, end)
+
+    def release(self, retained: int) -> None:
+        """The sequence is back, or never will be."""
+        self._retained.release(retained)
+
     def _keep(self, state: SeqState, *, with_slots: bool) -> Entry:
         anchor = state.nodes[-1] if state.nodes else self._index.root
         keys = tuple(state.tail)
@@ -349,7 +372,7 @@ class PagedBlockManager:
         }
         known = anchor.checkpoints.get(keys)
         if known is not None:
-            if all(known.usable[name] <= usable[name] for name in usable):
+            if known.wanted or all(known.usable[name] <= usable[name] for name in usable):
                 self._index.touch(known)
                 return known
             self._cache.drop(known)
@@ -380,7 +403,7 @@ class PagedBlockManager:
         for pool, table in zip(self._pools, state.tables, strict=True):
             for block in table.blocks:
                 pool.drop(block, after)
-        self._unpin(state.nodes)
+        self._cache.unpin(state.nodes)
         self._slots.give_back(state.slot, after)
 
     def _covered(self, state: SeqState) -> bool:
@@ -402,9 +425,7 @@ class PagedBlockManager:
         """Ids of the cached full blocks at the start of `keys`: what `move` takes."""
         return tuple(node.id for node in self._index.walk(keys, len(keys)))
 
-    def move(
-        self, blocks: Sequence[int], tier: Literal["device", "host", "disk"], after: Fence
-    ) -> Fence:
+    def move(self, blocks: Sequence[int], tier: Literal["device", "host", "disk"], after: Fence) -> Fence:
         """Change the tier of cached blocks (ids of `cached_blocks`); `after`: work that may still touch them.
 
         Copies through the store, which queues behind submitted work, so they are there at once: returns
@@ -425,26 +446,12 @@ class PagedBlockManager:
                 if node.saved is None:
                     self._cache.to_host(node, after)
             self._cache.trim()
-        elif not self._move_in(nodes):
+        elif not self._cache.move_in(nodes):
             raise CapacityError(
                 f"{len(nodes)} cached blocks cannot move to the device: every block is in use. "
                 "Move fewer, or later."
             )
         return after
-
-    def _move_in(self, nodes: Sequence[Node]) -> bool:
-        chain: dict[Node, None] = {}
-        for node in nodes:
-            above: Node | None = node
-            while above is not None and above.parent is not None and above not in chain:
-                chain[above] = None
-                above = above.parent
-        deepest_last = sorted(chain, key=lambda node: node.depth)
-        for node in deepest_last:
-            self._index.pin(node)
-        there = self._cache.to_device(nodes)
-        self._unpin(deepest_last)
-        return there
 
     def reclaim(self, num_bytes: int) -> int:
         """Forget cached state in host memory until `num_bytes` are free; returns the bytes freed."""
@@ -452,6 +459,7 @@ class PagedBlockManager:
 
     def clear(self) -> None:
         """Forget everything cached: the state behind it is gone (a parked model)."""
+        self._retained.clear()
         while (entry := self._index.oldest("nodes", "checkpoints", "host")) is not None:
             self._cache.drop(entry)
 
@@ -469,6 +477,9 @@ class PagedBlockManager:
             evictions=self._cache.evictions,
             spills=self._cache.spills,
             copies=self._copies,
+            retained=len(self._retained),
+            swap_bytes=self._cache.swap_bytes,
+            swaps=self._cache.swaps,
             sequences=len(self._seqs),
             free_slots=len(self._slots.free),
         )
@@ -478,6 +489,7 @@ class PagedBlockManager:
         integrity.check_pools(self._groups, self._pools, self._seqs, self._index)
         integrity.check_sequences(self._groups, self._pools, self._seqs, self._index)
         integrity.check_index(self._index, self._seqs, self._cache, self._store.slot_bytes)
+        integrity.check_retained(self._index, self._cache, self._retained)
         self._slots.check([state.slot for state in self._seqs.values()])
 
     def _enter(self, state: SeqState) -> SeqId:
@@ -485,10 +497,3 @@ class PagedBlockManager:
         self._next_seq += 1
         self._seqs[seq] = state
         return seq
-
-    def _unpin(self, nodes: Sequence[Node]) -> None:
-        for node in reversed(nodes):
-            self._index.unpin(node)
-        if nodes:
-            self._cache.prune(nodes[-1])
-        self._cache.trim()

@@ -1,7 +1,8 @@
 """The prefix cache: which blocks stay when no sequence needs them, for how long, and on which tier.
 
 One byte budget covers cached device blocks, slot snapshots and spilled blocks, another the part of it in
-host memory; least recently used goes first, over blocks and checkpoints together.
+host memory; least recently used goes first, over blocks and checkpoints together. What a stopped sequence
+comes back for goes last, and to host memory set aside for it, which is a budget of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class PrefixCache:
         cache_bytes: int,
         host_limit: int,
         spill: bool,
+        swap_limit: int = 0,
     ) -> None:
         self.index = index
         self.cache_bytes = cache_bytes
@@ -35,6 +37,10 @@ class PrefixCache:
         self.host_bytes = 0
         self.evictions = 0
         self.spills = 0
+        self.swap_limit = swap_limit
+        self.swap_reserved = 0
+        self.swap_bytes = 0
+        self.swaps = 0
         self._store = store
         self._groups = groups
         self._pools = pools
@@ -42,7 +48,7 @@ class PrefixCache:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes the cache alone holds, on every tier."""
+        """Bytes the cache alone holds, on every tier, but for what is set aside for stopped sequences."""
         return self.host_bytes + sum(pool.cached * pool.block_bytes for pool in self._pools)
 
     # --- what stays
@@ -57,7 +63,7 @@ class PrefixCache:
 
     def back_on_device(self, node: Node, blocks: Mapping[int, tuple[int, ...]]) -> None:
         """A sequence computed a spilled block again: its copy takes the place of the one on the host."""
-        if node.saved is not None and node.saved.keys() <= blocks.keys():
+        if node.saved is not None and (node.wanted or node.saved.keys() <= blocks.keys()):
             self._forget_saved(node)
             self.index.relist(node)
         self.attach(node, blocks if node.saved is None else {})
@@ -73,9 +79,7 @@ class PrefixCache:
         """Forget `entry` and, for a block, everything behind it. No sequence runs through it."""
         members = list(self.index.subtree(entry)) if isinstance(entry, Node) else [entry]
         for member in members:
-            self.index.unlink(member)
-            self._forget_blocks(member)
-            self._add_host_bytes(member, -member.host_bytes)
+            self._discard(member)
             self.evictions += 1
         above = entry.anchor if isinstance(entry, Checkpoint) else None
         if isinstance(entry, Node):
@@ -93,19 +97,28 @@ class PrefixCache:
             and not node.checkpoints
         ):
             parent = node.parent
-            self.index.unlink(node)
-            self._forget_blocks(node)
-            self._add_host_bytes(node, -node.host_bytes)
+            self._discard(node)
             node = parent
+
+    def _discard(self, entry: Entry) -> None:
+        self.index.unlink(entry)
+        self._forget_blocks(entry)
+        self._add_host_bytes(entry, -entry.host_bytes)
+        if entry.wanted:
+            self.swap_reserved -= entry.reserved
+            entry.wanted = 0
 
     def trim(self) -> None:
         """Back under the budgets."""
         self.reclaim(self.host_bytes - self.host_limit)
         while self.held_bytes > self.cache_bytes:
             entry = self.index.oldest("nodes", "checkpoints", "host")
-            if entry is None:
+            if entry is not None:
+                self.drop(entry)
+            elif (entry := self.index.oldest("wanted")) is not None:
+                self._swap(entry)
+            else:
                 return
-            self.drop(entry)
 
     def reclaim(self, num_bytes: int) -> int:
         """Give host memory back: for `MemoryBroker.offer`. Device blocks are allocated once and stay."""
@@ -132,9 +145,12 @@ class PrefixCache:
             # Blocks of a windowed group are kept by checkpoints only.
             windowed = all(self._groups[group].window is not None for group in lacking)
             entry = self.index.oldest("checkpoints", *(() if windowed else ("nodes",)))
+            entry = entry or self.index.oldest("wanted")
             if entry is None or self._in_flight(entry):
                 return False
-            if self._spill:
+            if entry.wanted:
+                self._swap(entry)
+            elif self._spill:
                 self.to_host(entry)
                 self.spills += 1
                 self.trim()
@@ -152,6 +168,64 @@ class PrefixCache:
             for pool, ids in zip(self._pools, entry.blocks, strict=True)
             for block in ids
         )
+
+    # --- stopped sequences
+
+    def want(self, entry: Entry, reserve: int) -> None:
+        """One more stopped sequence comes back for `entry`; it takes at most `reserve` bytes on the host."""
+        if not entry.wanted:
+            num_bytes = entry.host_bytes
+            self._add_host_bytes(entry, -num_bytes)
+            entry.wanted, entry.reserved = 1, reserve
+            self._add_host_bytes(entry, num_bytes)
+            self.swap_reserved += reserve
+        else:
+            entry.wanted += 1
+        self.index.touch(entry)
+
+    def unwant(self, entry: Entry) -> None:
+        """One less. A copy on the host that nobody wants and nobody's cache budget asked for is forgotten."""
+        if entry.wanted > 1:
+            entry.wanted -= 1
+            self.index.touch(entry)  # what lies behind it was touched just now, and must stay older
+            return
+        num_bytes = entry.host_bytes
+        self._add_host_bytes(entry, -num_bytes)
+        entry.wanted = 0
+        self._add_host_bytes(entry, num_bytes)
+        self.swap_reserved -= entry.reserved
+        used = isinstance(entry, Node) and entry.users
+        if entry.saved is not None and not self._spill and not used:
+            self.drop(entry)
+        else:
+            self.index.touch(entry)
+
+    def _swap(self, entry: Entry) -> None:
+        self.to_host(entry)
+        self.swaps += 1
+
+    def move_in(self, nodes: Sequence[Node]) -> bool:
+        """Have `nodes`, which no sequence uses, on the device; False when there is no room."""
+        chain: dict[Node, None] = {}
+        for node in nodes:
+            above: Node | None = node
+            while above is not None and above.parent is not None and above not in chain:
+                chain[above] = None
+                above = above.parent
+        deepest_last = sorted(chain, key=lambda node: node.depth)
+        for node in deepest_last:
+            self.index.pin(node)
+        there = self.to_device(nodes)
+        self.unpin(deepest_last)
+        return there
+
+    def unpin(self, nodes: Sequence[Node]) -> None:
+        """A sequence less runs through this chain."""
+        for node in reversed(nodes):
+            self.index.unpin(node)
+        if nodes:
+            self.prune(nodes[-1])
+        self.trim()
 
     # --- tiers
 
@@ -207,4 +281,7 @@ class PrefixCache:
 
     def _add_host_bytes(self, entry: Entry, num_bytes: int) -> None:
         entry.host_bytes += num_bytes
-        self.host_bytes += num_bytes
+        if entry.wanted:
+            self.swap_bytes += num_bytes
+        else:
+            self.host_bytes += num_bytes

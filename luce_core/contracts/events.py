@@ -24,8 +24,18 @@ class GenerationRequest:
     eog: frozenset[int] = frozenset()
     """Ids that end the answer; reported, not emitted as text."""
     priority: int = 0
+    tenant: str = ""
+    """Who it is from: requests of one tenant wait for each other before others wait for them."""
+    deadline_s: float | None = None
+    """Seconds left when it is submitted; None = as long as it takes. Then it ends with what it has, "length",
+    or, where that is nothing, with an error.
+    """
     keys: tuple[int, ...] = ()
     """One per prompt token where content hashes replace ids (embedded rows); empty = the ids themselves."""
+    prompt_logprobs: int | None = None
+    """Alternatives reported beside each token of the prompt; None = the prompt is not scored. A scored prompt
+    is computed from its first token: no cached prefix is used for it, what it computes is cached as usual.
+    """
 
 
 @frozen
@@ -34,6 +44,8 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(id, logprob), best first."""
+    rank: int = 0
+    """1 + how many tokens are likelier; 0 = not counted (tokens of an answer)."""
 
 
 @frozen
@@ -43,6 +55,18 @@ class Tokens:
     request: str
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@frozen
+class PromptLogprobs:
+    """The prompt's own tokens first, first + 1, ... as the model sees them, before any transform.
+
+    Each token once and in order, all before the first `Tokens`. Token 0 has none: nothing comes before it.
+    """
+
+    request: str
+    first: int
+    tokens: tuple[TokenLogprob, ...]
 
 
 @frozen
@@ -60,23 +84,42 @@ class Done:
     request: str
     reason: FinishReason
     usage: Mapping[str, int]
-    """prompt_tokens, completion_tokens, cached_tokens, drafted_tokens, accepted_tokens."""
+    """prompt_tokens, completion_tokens, cached_tokens, drafted_tokens, accepted_tokens; and, where a cached
+    prefix was looked for, cached_turn: 1 when it reaches the end of an earlier request's answer, else 0.
+    """
     timings: Mapping[str, float]
     """queue_ms, prefill_ms, decode_ms, ttft_ms."""
     aside: tuple[str, ...] = ()
     """Parts that stepped aside for this request, each with its reason."""
     error: str | None = None
+    late: bool = False
+    """Its deadline passed."""
 
 
-EngineEvent = Tokens | Progress | Done
+EngineEvent = Tokens | PromptLogprobs | Progress | Done
+
+
+@frozen
+class ChannelHealth:
+    """How the engine behind a channel is."""
+
+    status: Literal["loading", "ready", "restarting", "stopped"]
+    detail: str = ""
+    """Why, in a sentence, where there is something to say."""
+    progress: float | None = None
+    """Share of the weights that is loaded, 0..1; None where nothing loads."""
+    restarts: int = 0
+    """Times the engine was started again since the server began."""
+    retry_in_s: float | None = None
+    """Seconds until the next start, where the channel waits before it tries again."""
 
 
 class GenerationChannel(Protocol):
     """The only way to the engine: in-process thread or supervised child behind one contract. Thread-safe."""
 
     def submit(self, request: GenerationRequest, sink: Callable[[EngineEvent], None]) -> None:
-        """Queue a request. `sink` is called on the engine's thread and must not block. Raises
-        CapacityError when full.
+        """Queue a request. `sink` is called on a thread of the channel and must not block. Raises
+        CapacityError when full, UnavailableError while nothing can be queued (loading, ending).
         """
         ...
 
@@ -85,7 +128,11 @@ class GenerationChannel(Protocol):
         ...
 
     def stats(self) -> Mapping[str, float]:
-        """Counters and gauges for /health and /metrics."""
+        """Counters and gauges for /metrics: those of the engine, as far as they are known."""
+        ...
+
+    def health(self) -> ChannelHealth:
+        """Whether requests are answered, and if not, why and how long."""
         ...
 
     def close(self, drain_s: float) -> None:
@@ -149,6 +196,8 @@ class Finish:
     timings: Mapping[str, float]
     stop_sequence: str | None = None
     aside: tuple[str, ...] = ()
+    ending: TokenLogprob | None = None
+    """The token that ended the text and is none of it, where log-probabilities were asked for."""
 
 
 @frozen
@@ -166,6 +215,7 @@ TextEvent = (
     | ToolArgsDelta
     | ToolCallEnd
     | Logprobs
+    | PromptLogprobs
     | Heartbeat
     | Finish
     | Failure

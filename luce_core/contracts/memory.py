@@ -11,7 +11,7 @@ from attrs import frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from luce_core.contracts.model import Fence, Group, SeqId
+    from luce_core.contracts.model import Fence, Group, Linear, SeqId
     from luce_core.contracts.plugin import Claim
 
 
@@ -127,6 +127,12 @@ class CacheStats:
     spills: int
     copies: int
     """Blocks made private by copying."""
+    retained: int
+    """Stopped sequences that come back."""
+    swap_bytes: int
+    """Bytes of theirs in host memory."""
+    swaps: int
+    """Entries copied there."""
     sequences: int
     free_slots: int
 
@@ -156,6 +162,10 @@ class BlockManager(Protocol):
         """Whether `reserve` would find room, in steps of at most `step_tokens`; changes nothing."""
         ...
 
+    def room(self, tokens: int, *, step_tokens: int | None = None) -> bool:
+        """Whether a new sequence of `tokens` tokens that shares nothing would find a slot and blocks."""
+        ...
+
     def advance(self, seq: SeqId, keys: Sequence[int]) -> None:
         """`keys` are committed; entries at index >= length are garbage."""
         ...
@@ -178,6 +188,16 @@ class BlockManager(Protocol):
 
     def checkpoint(self, seq: SeqId) -> int:
         """Keep slots, window blocks and residency at this length; returns the checkpoint's id."""
+        ...
+
+    def retain(self, seq: SeqId, most_bytes: int) -> int | None:
+        """Before `close`, of a sequence that comes back: what is evicted of it goes to host memory. None where
+        that is more than `most_bytes`, or than there is room for.
+        """
+        ...
+
+    def release(self, retained: int) -> None:
+        """The sequence is back, or never will be: forget what `retain` kept."""
         ...
 
     def usable_from(self, seq: SeqId) -> Mapping[str, int]:
@@ -229,14 +249,37 @@ class ChunkScorer(Protocol):
         ...
 
 
+@frozen
+class ExpertStack:
+    """Experts of one layer, packed: every matrix holds `count` experts one below the other.
+
+    A bias has one row per expert, a scale is one factor or f32[count]. Read by `ops.moe_linear`.
+    """
+
+    count: int
+    gate_up: tuple[Linear, ...]
+    """gate and up, [count · F, E] each; or one fused [count · 2F, E], the gate rows of an expert first."""
+    down: Linear
+    """[count · E, F]."""
+
+
 class ExpertBank(Protocol):
     """What `ops.experts` reads. Addresses never change, contents only between steps."""
 
-    lut: Tensor
-    """(dev) i32[X] row of the stack, -1 = not resident."""
-    stack: Any
-    mailbox: Any
-    """None: every expert is resident."""
+    @property
+    def lut(self) -> Tensor:
+        """(dev) i32[X] place of each expert in the stack, -1 = not resident."""
+        ...
+
+    @property
+    def stack(self) -> ExpertStack:
+        """What is resident."""
+        ...
+
+    @property
+    def mailbox(self) -> Any:
+        """Where experts that are not resident are asked for. None: every expert is resident."""
+        ...
 
 
 class ExpertStore(Protocol):

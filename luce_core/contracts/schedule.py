@@ -55,6 +55,13 @@ class SeqView:
     """Prompt ranges no chunk may cut."""
     priority: int = 0
     """Higher first."""
+    tenant: str = ""
+    """Who it is from; all requests of one tenant share what the tenant gets."""
+    served: int = 0
+    """Rows the tenant was given, counted so that whoever comes back after a pause starts level with the rest.
+
+    The same for all sequences of a tenant; only differences between tenants mean something.
+    """
 
 
 @frozen

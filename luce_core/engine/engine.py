@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -31,10 +31,15 @@ from luce_core.contracts import (
     SeqTable,
     SeqView,
     Step,
+    TokenLogprob,
     Work,
 )
+from luce_core.engine.checks import check_work, late_error, late_notice, no_room_error, request_problem
 from luce_core.engine.programs import Programs, Verdict
 from luce_core.engine.sequence import Sequence
+from luce_core.engine.swapping import swap_rule
+from luce_core.engine.tenants import TenantLedger
+from luce_core.engine.turns import AnsweredTexts
 from luce_core.errors import CapacityError, EngineError, LuceError, PluginError
 from luce_core.model.batch import RowSet, make_tables
 from luce_core.ops.noise import CounterNoise
@@ -45,6 +50,8 @@ if TYPE_CHECKING:
     from luce_core.pipeline import Pipeline
 
 log = logging.getLogger("luce_core.engine")
+
+COUNTERS = "requests prompt_tokens cached_tokens emitted_tokens steps preempted retained late failed_steps"
 
 
 class LuceEngine:
@@ -76,22 +83,15 @@ class LuceEngine:
             torch.zeros(slots, self.context, dtype=torch.int32, device=device) if self.drafters else None
         )
         self.noise = CounterNoise()
+        self.clock = time.monotonic
+        self.tenants = TenantLedger()
+        self.swap_rule = swap_rule(plan)
+        self.answered = AnsweredTexts()
         layouts = (*(model.spec.layout for model in plan.models), *plan.layouts.values())
         self.has_slots = any(needs_checkpoints(layout) for layout in layouts)
         self.waiting: dict[SeqId, Sequence] = {}
         self.running: dict[SeqId, Sequence] = {}
-        self.counters = dict.fromkeys(
-            (
-                "requests",
-                "prompt_tokens",
-                "cached_tokens",
-                "emitted_tokens",
-                "steps",
-                "preempted",
-                "failed_steps",
-            ),
-            0,
-        )
+        self.counters = dict.fromkeys(COUNTERS.split(), 0)
         self._ids = itertools.count(1)
         self._fence = Fence(0)
         self._inbox: deque[tuple[GenerationRequest, Callable[[EngineEvent], None]] | str] = deque()
@@ -127,16 +127,21 @@ class LuceEngine:
     def step(self) -> bool:
         """One turn of the loop. False: nothing to do."""
         self._drain()
+        self._end_late()
         if not (self.waiting or self.running):
             return False
-        waiting = [seq.view(0) for seq in self.waiting.values()]
-        running = [seq.view(self.blocks.length(self._handle(seq))) for seq in self.running.values()]
+        waiting = [self._view(seq, 0) for seq in self.waiting.values()]
+        running = [self._view(seq, self.blocks.length(self._handle(seq))) for seq in self.running.values()]
         work, preempted = self.scheduler.plan(waiting, running, self.row_budget, self._fits)
-        self._check_work(work, {view.seq: view for view in (*waiting, *running)})
+        check_work(work, {view.seq: view for view in (*waiting, *running)}, self.row_budget)
         for seq_id in preempted:
             self._preempt(seq_id)
         prefill, held = self._admit(work)
         if prefill or held:
+            for seq, rows in prefill:
+                self.tenants.charge(seq.request.tenant, rows)
+            for seq, _ in held:  # candidates are the engine's own idea
+                self.tenants.charge(seq.request.tenant, 1)
             self._execute(prefill, held)
             self.counters["steps"] += 1
         elif not preempted:
@@ -171,32 +176,34 @@ class LuceEngine:
     def _arrive(self, request: GenerationRequest, sink: Callable[[EngineEvent], None]) -> None:
         seq = Sequence(SeqId(next(self._ids)), request, sink, self.context)
         self.counters["requests"] += 1
-        problem = self._problem(request)
+        problem = request_problem(request, self.context, self.spec.vocab)
         if problem:
             seq.finish("error", problem)
-        elif request.max_tokens == 0:
+        elif request.max_tokens == 0 and not seq.scoring:
             seq.finish("length")
         else:
             seq.nodes = self.nodes
+            if request.deadline_s is not None:
+                seq.deadline_s = self.clock() + request.deadline_s
+            self.tenants.join(request.tenant)
             self.waiting[seq.id] = seq
             sink(Progress(request.request, "queued", 0, seq.prompt))
 
-    def _problem(self, request: GenerationRequest) -> str | None:
-        """Callers check before they submit; the engine trusts nobody with its memory."""
-        if not request.prompt:
-            return "The prompt is empty. Send at least one token."
-        if len(request.prompt) >= self.context:
-            return f"The prompt has {len(request.prompt)} tokens; context {self.context} includes the answer."
-        bad = next((token for token in request.prompt if not 0 <= token < self.spec.vocab), None)
-        if bad is not None:
-            return f"Token {bad} is outside the vocabulary of {self.spec.vocab}."
-        if request.keys and len(request.keys) != len(request.prompt):
-            return (
-                f"{len(request.keys)} cache keys for {len(request.prompt)} prompt tokens. Send one per token."
-            )
-        if request.max_tokens < 0:
-            return f"max_tokens is {request.max_tokens}; it must be 0 or more."
-        return None
+    def _view(self, seq: Sequence, length: int) -> SeqView:
+        return seq.view(length, self.tenants.served(seq.request.tenant))
+
+    def _end_late(self) -> None:
+        """Whose deadline has passed ends, before anything is opened or computed for it."""
+        now = self.clock()
+        late = [s for s in (*self.running.values(), *self.waiting.values()) if s.deadline_s <= now]
+        for seq in late:
+            seq.late = True
+            self.counters["late"] += 1
+            if seq.emitted:
+                seq.aside = (*seq.aside, late_notice(seq.request))
+                self._finish(seq, "length")
+            else:
+                self._finish(seq, "error", late_error(seq.request, queued=seq.id in self.waiting))
 
     def _fits(self, seq_id: SeqId, rows: int) -> bool:
         """Make room for `rows` more rows, opening a waiting sequence if need be. Repeating it changes
@@ -212,7 +219,9 @@ class LuceEngine:
     def _open(self, seq: Sequence) -> bool:
         if len(self.running) + sum(item.handle is not None for item in self.waiting.values()) >= self.slots:
             return False
-        hit = self.blocks.match(seq.keys)
+        if seq.retained is not None and not self.blocks.room(len(seq.keys) + 1, step_tokens=self.row_budget):
+            return False  # its state would come back from the host for nothing
+        hit = self.blocks.match(seq.findable)
         try:
             seq.handle = self.blocks.open(seq.keys, hit)
         except CapacityError:
@@ -221,35 +230,22 @@ class LuceEngine:
         if not self.blocks.fits(seq.handle, missing, step_tokens=self.row_budget):
             self._close(seq)
             return False
-        seq.cached = max(seq.cached, min(hit.length, seq.prompt - 1))
         return True
 
-    def _check_work(self, work: Seq[Work], views: Mapping[SeqId, SeqView]) -> None:
-        """A scheduler's bug must not reach the device."""
-        rows = sum(item.rows for item in work)
-        if rows > self.row_budget:
-            raise PluginError(f"The scheduler planned {rows} rows; the budget is {self.row_budget}.")
-        seen: set[SeqId] = set()
-        for item in work:
-            view = views.get(item.seq)
-            if view is None or item.seq in seen or item.rows < 1:
-                raise PluginError(f"The scheduler planned {item}, which is stale, empty or there twice.")
-            seen.add(item.seq)
-            end = view.length + item.rows
-            if end > view.barrier:
-                raise PluginError(
-                    f"The scheduler planned {item} at {view.length}, beyond barrier {view.barrier}."
-                )
-            if item.phase == "prefill" and any(first < end < last for first, last in view.spans):
-                raise PluginError(f"The scheduler planned {item}, which ends at {end} and cuts {view.spans}.")
-
     def _preempt(self, seq_id: SeqId) -> None:
-        """Give the memory back and queue again; what was computed stays in the prefix cache as long as it
-        may.
+        """Give the memory back and queue again. What was computed stays in the prefix cache as long as it
+        may, and in host memory after that, where that is worth it.
         """
         seq = self.running.pop(seq_id)
-        if self.has_slots and self.blocks.length(self._handle(seq)) > 0:
-            self._checkpoint(seq)  # slots outlive a sequence only in a snapshot
+        handle = self._handle(seq)
+        length = self.blocks.length(handle)
+        if length:
+            self._settle(seq)
+            seq.retained = self.blocks.retain(handle, self.swap_rule.most_bytes(length))
+            if seq.retained is not None:
+                self.counters["retained"] += 1
+            elif self.has_slots:  # slots outlive a sequence only in a snapshot
+                self.blocks.checkpoint(handle)
         self._close(seq)
         self.waiting[seq_id] = seq
         self.counters["preempted"] += 1
@@ -277,9 +273,16 @@ class LuceEngine:
         return prefill, held
 
     def _start(self, seq: Sequence) -> None:
-        seq.admitted_s = seq.admitted_s or time.monotonic()
+        if not seq.admitted_s:
+            seq.admitted_s = time.monotonic()
+            seq.cached = self.blocks.length(self._handle(seq))
+            if not seq.scoring:
+                seq.cached_turn = self.answered.within(seq.keys, seq.cached)
         self.running[seq.id] = seq
-        slot = self.blocks.slot(self._handle(seq))
+        self._release(seq)
+        handle = self._handle(seq)
+        seq.sink(Progress(seq.request.request, "prefill", self.blocks.length(handle), len(seq.tokens) - 1))
+        slot = self.blocks.slot(handle)
         request = seq.request
         ending = request.eog | frozenset(request.params.stop_ids)
         self.table.take(slot, request.params, request.prompt, ending)
@@ -290,20 +293,14 @@ class LuceEngine:
     def _refuse_one(self) -> None:
         """Nothing could be done, and nothing will change by itself: end the request that needs most."""
         seq = max((*self.waiting.values(), *self.running.values()), key=lambda item: len(item.tokens))
-        self._finish(
-            seq,
-            "error",
-            f"The cache cannot hold this request's {len(seq.tokens)} tokens beside what runs. "
-            "Raise --cache-bytes or shorten the prompt.",
-        )
+        self._finish(seq, "error", no_room_error(len(seq.tokens)))
 
     # --- execute
 
     def _execute(self, prefill: list[tuple[Sequence, int]], held: list[tuple[Sequence, int]]) -> None:
         steps: list[Step] = []
         if prefill:
-            rows = [self._prefill_rows(seq, count) for seq, count in prefill]
-            steps.append(Step("prefill", (sum(len(r.tokens) for r in rows),), {"rows": rows}))
+            steps.append(self._prefill_step(prefill))
         trees: list[Candidates] = []
         try:
             if held:
@@ -317,8 +314,8 @@ class LuceEngine:
             self._fail_step([seq for seq, _ in (*prefill, *held)], error)
             return
         self._fence = handle.fence
-        for seq, count in prefill:
-            self._prefilled(seq, count)
+        for (seq, count), scores in zip(prefill, results.get("scores", ()), strict=True):
+            self._prefilled(seq, count, scores)
         for (seq, _), tree, verdict in zip(held, trees, results.get("verdicts", ()), strict=True):
             self._accept(seq, tree, verdict)
 
@@ -339,6 +336,16 @@ class LuceEngine:
             for key, table in self.blocks.tables(self._handle(seq)).items()
         }
 
+    def _prefill_step(self, prefill: list[tuple[Sequence, int]]) -> Step:
+        rows = [self._prefill_rows(seq, count) for seq, count in prefill]
+        targets = [
+            [seq.tokens[row.length + place + 1] for place in row.wanted or ()]
+            for (seq, _), row in zip(prefill, rows, strict=True)
+        ]
+        top = [seq.request.prompt_logprobs or 0 for seq, _ in prefill]
+        inputs = {"rows": rows, "targets": targets, "top": top}
+        return Step("prefill", (sum(len(row.tokens) for row in rows),), inputs)
+
     def _prefill_rows(self, seq: Sequence, count: int) -> RowSet:
         handle = self._handle(seq)
         length = self.blocks.length(handle)
@@ -347,6 +354,7 @@ class LuceEngine:
             length=length,
             tokens=seq.tokens[length : length + count],
             tables=self._tables(seq),
+            wanted=seq.unscored(length, count),
         )
 
     def _held_rows(self, seq: Sequence, tree: Candidates) -> RowSet:
@@ -408,7 +416,7 @@ class LuceEngine:
 
     # --- accept and emit
 
-    def _prefilled(self, seq: Sequence, count: int) -> None:
+    def _prefilled(self, seq: Sequence, count: int, scores: tuple[TokenLogprob, ...]) -> None:
         handle = self._handle(seq)
         length = self.blocks.length(handle)
         self.blocks.advance(handle, seq.keys[length : length + count])
@@ -418,12 +426,19 @@ class LuceEngine:
             seq.pinned = True
             self._checkpoint(seq)
         seq.sink(Progress(seq.request.request, "prefill", done, len(seq.tokens) - 1))
+        if scores:
+            seq.score(done - len(scores), scores)
+        if seq.request.max_tokens == 0 and not seq.scoring:
+            self._finish(seq, "length")
 
     def _checkpoint(self, seq: Sequence) -> None:
-        handle = self._handle(seq)
-        for model in self.models:
-            model.backend.settle([self.blocks.slot(handle)])
-        self.blocks.checkpoint(handle)
+        self._settle(seq)
+        self.blocks.checkpoint(self._handle(seq))
+
+    def _settle(self, seq: Sequence) -> None:
+        if self.has_slots:
+            for model in self.models:
+                model.backend.settle([self.blocks.slot(self._handle(seq))])
 
     def _accept(self, seq: Sequence, tree: Candidates, verdict: Verdict) -> None:
         handle = self._handle(seq)
@@ -451,7 +466,11 @@ class LuceEngine:
     def _finish(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> None:
         self.running.pop(seq.id, None)
         self.waiting.pop(seq.id, None)
+        if reason in ("stop", "length") and seq.handle is not None:
+            self.answered.add(seq.keys[: self.blocks.length(seq.handle)], seq.prompt)
         self._close(seq)
+        self._release(seq)
+        self.tenants.leave(seq.request.tenant)
         self.counters["cached_tokens"] += seq.cached
         seq.finish(reason, error)
 
@@ -460,6 +479,11 @@ class LuceEngine:
             self.blocks.close(seq.handle, self._fence)
             self.blocks.retire(self._fence)
             seq.handle = None
+
+    def _release(self, seq: Sequence) -> None:
+        if seq.retained is not None:
+            self.blocks.release(seq.retained)
+            seq.retained = None
 
     def _handle(self, seq: Sequence) -> SeqId:
         if seq.handle is None:

@@ -1,20 +1,25 @@
-"""The core's scheduler: continuous batching, first come first served, decode before prompts.
+"""The core's scheduler: continuous batching, tenants in turn, first come first served, decode before
+prompts.
 
 One step is filled in this order:
   1. one decided row for every sequence that decodes, oldest first;
-  2. prompts in order of arrival, in chunks; a quarter of their rows is open to short prompts behind a long
-     one that can finish at once;
+  2. prompts in chunks, first those of the tenant that was served least, and of one tenant in order of
+     arrival; a quarter of their rows is open to short prompts behind a long one that can finish at once;
   3. candidate nodes for the decoding sequences; while prompts wait, at most half of what decoding left.
 
-Nothing starves. The order is fixed by arrival (a priority counts as an earlier arrival, so it is overtaken in
-the end), nobody is admitted past a sequence that found no room, and when a decoding sequence finds none the
-youngest running one is preempted. The policy is a pure function; no tensor passes through here.
+Nothing starves. Of one tenant the order is fixed by arrival (a priority counts as an earlier arrival, so
+it is overtaken in the end); a tenant with a longer queue waits longer, the others do not, and a priority
+puts a tenant ahead of its share by so many rows and no more. Nobody is admitted past a sequence that
+found no room. When a decoding sequence finds none, the youngest of the tenant that runs most is
+preempted; also when a tenant of which nothing runs has found no place while that one was served
+PATIENCE_ROWS more. The policy is a pure function; no tensor passes through here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from heapq import nsmallest
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heapreplace, nsmallest
 
 from luce_core.contracts import SchedulerContext, SeqId, SeqView, Work
 
@@ -26,11 +31,57 @@ SHORT_SHARE = 4
 """One part in so many of a step's prompt rows may go to short prompts behind a long one."""
 LOOKAHEAD = 32
 """Waiting sequences one step considers."""
+PRIORITY_ROWS = 1024
+"""One step of priority puts a tenant so many rows ahead of its share."""
+MOST_PRIORITY = 8
+"""Between tenants a priority beyond this, up or down, counts as this: a lead has an end."""
+PATIENCE_ROWS = 128
+"""Rows another tenant is served more before it gives a place to one of which nothing runs."""
 
 
 def rank(view: SeqView) -> tuple[float, int]:
     """Who comes first: the smaller. Fixed for the life of a request, so nobody is overtaken for ever."""
     return (view.arrived_s - PRIORITY_S * view.priority, view.seq)
+
+
+def account(view: SeqView) -> int:
+    """Which tenant comes first: the smaller. Rows it was served, less the lead its priority gives."""
+    return view.served - PRIORITY_ROWS * max(-MOST_PRIORITY, min(MOST_PRIORITY, view.priority))
+
+
+def by_tenant(views: Iterable[SeqView]) -> dict[str, list[SeqView]]:
+    lines: dict[str, list[SeqView]] = {}
+    for view in views:
+        lines.setdefault(view.tenant, []).append(view)
+    return lines
+
+
+def in_turn(views: Sequence[SeqView], most: int, row_budget: int) -> list[SeqView]:
+    """The first `most`: the tenant served least goes next, its own line by `rank`. One tenant: by `rank`."""
+    lines = [nsmallest(most, line, key=rank) for line in by_tenant(views).values()]
+    if len(lines) < 2:
+        return lines[0] if lines else []
+    heap = [(account(line[0]), rank(line[0]), 0, number, 0) for number, line in enumerate(lines)]
+    heapify(heap)
+    order: list[SeqView] = []
+    while heap and len(order) < most:
+        _, _, given, number, place = heap[0]
+        view = lines[number][place]
+        order.append(view)
+        given += max(1, min(row_budget, view.prompt - view.length))
+        if place + 1 == len(lines[number]):
+            heappop(heap)
+        else:
+            after = lines[number][place + 1]
+            heapreplace(heap, (account(after) + given, rank(after), given, number, place + 1))
+    return order
+
+
+def spread(views: Sequence[SeqView]) -> list[SeqView]:
+    """The oldest of every tenant, then the second of every tenant: who runs most has the last place."""
+    lines = (sorted(line, key=rank) for line in by_tenant(views).values())
+    placed = [(place, rank(view), view) for line in lines for place, view in enumerate(line)]
+    return [view for _, _, view in sorted(placed, key=lambda item: item[:2])]
 
 
 def chunk_rows(view: SeqView, most: int) -> int:
@@ -64,16 +115,17 @@ class FairScheduler:
         """One step. With nobody else to preempt, a sequence without room gets nothing: room may still be on
         its way (fences), and if it is not, only the engine can say so to the user.
         """
-        step = _Step(sorted(running, key=rank), row_budget, fits)
+        step = _Step(spread(running), row_budget, fits)
         step.decode()
+        able = [view for view in waiting if view.length < view.barrier]
         candidates: list[SeqView] = []
         if not step.preempted and len(running) < self.max_sequences:
-            able = (view for view in waiting if view.length < view.barrier)
-            candidates = nsmallest(LOOKAHEAD, able, key=rank)
+            candidates = in_turn(able, LOOKAHEAD, row_budget)
         step.prompts(candidates, self.max_sequences)
         step.spread_nodes()
-        if not step.rows and not step.preempted and step.refused:
+        if not step.rows and step.refused:
             step.preempt_youngest()
+        step.make_place(able, self.max_sequences)
         work = [
             Work(seq, "held" if decoding(step.views[seq]) else "prefill", rows)
             for seq, rows in step.rows.items()
@@ -93,6 +145,8 @@ class _Step:
         self.preempted: list[SeqId] = []
         self.refused = False
         """Somebody running found no room."""
+        self.turned_away: SeqId | None = None
+        """Somebody waiting who found no room."""
 
     def give(self, view: SeqView, rows: int) -> None:
         self.views[view.seq] = view
@@ -119,12 +173,12 @@ class _Step:
     # --- 2. prompts
 
     def prompts(self, waiting: Sequence[SeqView], max_sequences: int) -> None:
-        """Chunks in order of arrival. Once a sequence finds no room, nobody behind it is admitted."""
+        """Chunks, tenants in turn. Once a sequence finds no room, nobody behind it is admitted."""
         unfinished = [v for v in self.running if not decoding(v) and v.seq not in self.preempted]
         queue = [view for view in (*unfinished, *waiting) if view.length < view.barrier]
         if not queue:
             return
-        queue.sort(key=rank)
+        queue = in_turn(queue, len(queue), self.row_budget)
         fresh = {view.seq for view in waiting}
         kept_for_nodes = min(self.left // 2, self._node_wishes())
         short = self._short(queue, (self.left - kept_for_nodes) // SHORT_SHARE)
@@ -146,6 +200,8 @@ class _Step:
                 room -= view.seq in fresh
             else:
                 self.refused = self.refused or view.seq not in fresh
+                if open_door and view.seq in fresh:
+                    self.turned_away = view.seq
                 open_door = False
         self._top_up(queue, self.left - kept_for_nodes)
 
@@ -155,9 +211,14 @@ class _Step:
         return chunk_rows(view, most)
 
     def _short(self, queue: list[SeqView], share: int) -> dict[SeqId, int]:
-        """Prompts behind the first that can finish within `share` rows, and what they need."""
+        """Prompts behind the first that can finish within `share` rows, and what they need.
+
+        Not of tenants that are ahead by a step: many short prompts are a long one too.
+        """
         short: dict[SeqId, int] = {}
         for view in queue[1:]:
+            if view.served - queue[0].served > self.row_budget:
+                continue
             rest = max(1, view.prompt - view.length)
             if rest <= share and chunk_rows(view, rest) in (rest, 0):
                 short[view.seq] = rest
@@ -190,6 +251,23 @@ class _Step:
                 if rows > had and self.fits(view.seq, rows):
                     self.give(view, rows)
                     spare -= rows - had
+
+    # --- places
+
+    def make_place(self, waiting: Sequence[SeqView], max_sequences: int) -> None:
+        """For a tenant of which nothing runs, the one that runs most, and was served more, gives a place."""
+        running = Counter(view.tenant for view in self.running)
+        without = [view for view in waiting if view.tenant not in running and view.seq not in self.rows]
+        if not without or self.preempted:
+            return
+        first = min(without, key=lambda view: (account(view), rank(view)))
+        known = {view.seq for view in self.running}
+        full = len(known | self.rows.keys()) >= max_sequences
+        last = self.running[-1] if self.running else first
+        patient = account(last) - account(first) < PATIENCE_ROWS
+        if running[last.tenant] > 1 and not patient and (full or first.seq == self.turned_away):
+            self.preempted.append(last.seq)
+            self.rows.pop(last.seq, None)
 
     # --- 3. candidate nodes
 

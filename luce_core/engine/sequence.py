@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ from luce_core.contracts import (
     EngineEvent,
     FinishReason,
     GenerationRequest,
+    PromptLogprobs,
     SeqId,
     SeqView,
     TokenLogprob,
@@ -28,7 +30,9 @@ class Sequence:
         "arrived_s",
         "aside",
         "cached",
+        "cached_turn",
         "context",
+        "deadline_s",
         "drafted",
         "emitted",
         "finished",
@@ -36,10 +40,13 @@ class Sequence:
         "handle",
         "id",
         "keys",
+        "late",
         "nodes",
         "pinned",
         "prompt",
         "request",
+        "retained",
+        "scored",
         "sink",
         "tokens",
     )
@@ -56,6 +63,15 @@ class Sequence:
         self.prompt = len(request.prompt)
         self.handle: SeqId | None = None
         self.cached = 0
+        """Tokens of the prompt that were cached when it was first admitted."""
+        self.cached_turn: bool | None = None
+        """Whether they reach the end of an earlier answer; None while nobody has looked."""
+        self.scored = 0
+        """Rows of the prompt whose next token has been scored."""
+        self.retained: int | None = None
+        """What keeps its state while it waits after a preemption."""
+        self.deadline_s = math.inf
+        self.late = False
         self.nodes = 0
         self.pinned = False
         """Its checkpoint at the end of the prompt is taken."""
@@ -73,9 +89,32 @@ class Sequence:
         """No row may stand at or beyond this index: its pick would be one token too many."""
         return min(self.prompt + self.request.max_tokens, self.context) - 1
 
-    def view(self, length: int) -> SeqView:
-        """The sequence for the scheduler. After a preemption everything but the newest token is prompt
-        again.
+    @property
+    def scoring(self) -> bool:
+        """Tokens of the prompt are still to be scored, for which their rows must be computed."""
+        return self.request.prompt_logprobs is not None and self.scored < self.prompt - 1
+
+    @property
+    def findable(self) -> list[int]:
+        """Keys for a prefix hit, which never covers the last: state of rows to be scored is not restored."""
+        return self.keys[: self.scored + 1] if self.scoring else self.keys
+
+    def unscored(self, length: int, count: int) -> range:
+        """Which of `count` rows behind `length` are to be scored."""
+        if not self.scoring:
+            return range(0)
+        return range(max(0, self.scored - length), min(count, self.prompt - 1 - length))
+
+    def score(self, first: int, entries: tuple[TokenLogprob, ...]) -> None:
+        """Send what the rows from `first` on said of their next tokens. Each row once: the rest is a bug."""
+        if first != self.scored:
+            raise AssertionError(f"scores of row {first} came where row {self.scored} was next")
+        self.scored += len(entries)
+        self.sink(PromptLogprobs(self.request.request, first + 1, entries))
+
+    def view(self, length: int, served: int) -> SeqView:
+        """The sequence for the scheduler; served: rows of its tenant. After a preemption everything but the
+        newest token is prompt again.
         """
         return SeqView(
             seq=self.id,
@@ -86,6 +125,8 @@ class Sequence:
             barrier=self.last_index,
             nodes=self.nodes,
             priority=self.request.priority,
+            tenant=self.request.tenant,
+            served=served,
         )
 
     def emit(self, ids: list[int], logprobs: list[TokenLogprob]) -> FinishReason | None:
@@ -126,6 +167,7 @@ class Sequence:
                 "cached_tokens": self.cached,
                 "drafted_tokens": self.drafted,
                 "accepted_tokens": self.accepted,
+                **({} if self.cached_turn is None else {"cached_turn": int(self.cached_turn)}),
             },
             timings={
                 "queue_ms": (admitted - self.arrived_s) * 1e3,
@@ -135,6 +177,7 @@ class Sequence:
             },
             aside=self.aside,
             error=error,
+            late=self.late,
         )
         self.sink(done)
         return done

@@ -22,6 +22,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     world: World
     roomy = False
+    spill = False
 
     @initialize(
         name=st.sampled_from(sorted(LAYOUTS)),
@@ -29,9 +30,20 @@ class ManagerMachine(RuleBasedStateMachine):
         slots=st.integers(1, 4),
         cache_bytes=st.sampled_from([0, 60, 150, 10_000]),
         spill=st.booleans(),
+        swap_bytes=st.sampled_from([0, 40, 120, 1000]),
     )
-    def start(self, name: str, blocks: int, slots: int, cache_bytes: int, spill: bool) -> None:
-        self.world = World(LAYOUTS[name], blocks=blocks, slots=slots, cache_bytes=cache_bytes, spill=spill)
+    def start(
+        self, name: str, blocks: int, slots: int, cache_bytes: int, spill: bool, swap_bytes: int
+    ) -> None:
+        self.world = World(
+            LAYOUTS[name],
+            blocks=blocks,
+            slots=slots,
+            cache_bytes=cache_bytes,
+            spill=spill,
+            swap_bytes=swap_bytes,
+        )
+        self.spill = spill
 
     def sequence(self, data: Any) -> Any:
         return data.draw(st.sampled_from(sorted(self.world.texts)), label="sequence")
@@ -97,6 +109,32 @@ class ManagerMachine(RuleBasedStateMachine):
         with pytest.raises(KeyError):
             self.world.manager.length(seq)
 
+    @precondition(lambda self: self.world.texts)
+    @rule(data=st.data(), in_flight=st.booleans(), most_bytes=st.sampled_from([20, 10_000]))
+    def stop(self, data: Any, in_flight: bool, most_bytes: int) -> None:
+        self.world.stop(self.sequence(data), in_flight=in_flight, most_bytes=most_bytes)
+
+    @precondition(lambda self: self.world.stopped)
+    @rule(data=st.data(), key=st.integers(0, 1), comes_back=st.booleans())
+    def release(self, data: Any, key: int, comes_back: bool) -> None:
+        world = self.world
+        kept = data.draw(st.sampled_from(sorted(world.stopped)), label="stopped")
+        if comes_back:
+            prompt = [*world.stopped[kept], key]
+            try:
+                seq = world.open(prompt)
+            except CapacityError:
+                return
+            world.extend(seq, prompt[len(world.texts[seq]) :])
+        world.release(kept)
+
+    @invariant()
+    def nothing_of_a_stopped_sequence_is_lost(self) -> None:
+        if hasattr(self, "world") and not self.spill:
+            unit = 1 if self.world.exact else self.world.granularity
+            for text in self.world.stopped.values():
+                assert self.world.manager.match([*text, 9]).length == len(text) - len(text) % unit
+
     @rule()
     def retire(self) -> None:
         self.world.retire()
@@ -141,7 +179,7 @@ class RoomyMachine(ManagerMachine):
 
     @initialize(name=st.sampled_from(sorted(LAYOUTS)))
     def start(self, name: str) -> None:  # type: ignore[override]
-        self.world = World(LAYOUTS[name], blocks=400, slots=40, cache_bytes=1_000_000)
+        self.world = World(LAYOUTS[name], blocks=400, slots=40, cache_bytes=1_000_000, swap_bytes=1_000_000)
 
     @rule()
     def reclaim(self) -> None:  # type: ignore[override]

@@ -121,6 +121,7 @@ class World:
         cache_bytes: int = 10_000,
         host_bytes: int | None = None,
         spill: bool = False,
+        swap_bytes: int = 0,
         **sizes: int,
     ) -> None:
         self.layouts = layouts
@@ -133,6 +134,7 @@ class World:
             cache_bytes=cache_bytes,
             host_bytes=host_bytes,
             spill=spill,
+            swap_bytes=swap_bytes,
         )
         self.exact = any(
             lay.slots or any(g.window for g in lay.groups) for lay in layouts.values() if not lay.best_effort
@@ -142,6 +144,8 @@ class World:
         self.texts: dict[SeqId, list[int]] = {}
         self.written: dict[SeqId, set[tuple[str, int]]] = {}
         self.closed: list[list[int]] = []
+        self.stopped: dict[int, list[int]] = {}
+        """What `retain` gave -> the text it was given for."""
         self.checkpoints: list[list[int]] = []
         self.fence = 0
 
@@ -229,6 +233,20 @@ class World:
         self.closed.append(self.texts.pop(seq))
         del self.written[seq]
 
+    def stop(self, seq: SeqId, *, in_flight: bool = False, most_bytes: int = 1 << 40) -> int | None:
+        """Retain and close."""
+        text = list(self.texts[seq])
+        kept = self.manager.retain(seq, most_bytes)
+        if kept is not None:
+            self.stopped[kept] = text
+            self.checkpoints.append(text)
+        self.close(seq, in_flight=in_flight)
+        return kept
+
+    def release(self, kept: int) -> None:
+        self.manager.release(kept)
+        del self.stopped[kept]
+
     def retire(self) -> None:
         self.store.retired = self.fence
         self.manager.retire(Fence(self.fence))
@@ -287,6 +305,9 @@ class World:
 
     def finish(self) -> None:
         """Close everything; nothing may be left."""
+        for kept in list(self.stopped):
+            self.release(kept)
+        assert self.manager.stats().swap_bytes == 0
         for seq in list(self.texts):
             self.close(seq)
         self.retire()
