@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -15,16 +14,17 @@ import click
 
 from luce_core.cli import flags
 from luce_core.cli.console import console, say
+from luce_core.cli.exposure import check_exposure, server_settings, tls_files
 from luce_core.cli.session import Session
-from luce_core.core_options import CoreOptions
 from luce_core.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
     import uvicorn
 
     from luce_core.cli.starting import Planned, Running
+    from luce_core.core_options import CoreOptions
     from luce_core.options import Options
-    from luce_core.server.settings import ServerSettings
+    from luce_core.server.connection import Limits
 
 
 def make(session: Session) -> click.Command:
@@ -46,7 +46,8 @@ def serve(session: Session, params: dict[str, Any]) -> None:
     check_exposure(options.core)
     planned = plan_model(session, options)
     with listen(options.core.host, options.core.port) as listener:
-        banner = partial(show_banner, session, planned, f"http://{_address(listener)}")
+        scheme = "https" if options.core.tls_cert else "http"
+        banner = partial(show_banner, session, planned, f"{scheme}://{_address(listener)}")
         run = _serve_process if options.core.engine_process else _serve_thread
         run(session, options, planned, listener, banner)
     say("Stopped.")
@@ -133,39 +134,6 @@ def _answer(
         running.close(0.0)
 
 
-def check_exposure(core: CoreOptions) -> None:
-    """Beyond this machine only with a key, unless the user insists."""
-    if api_keys(core) or core.insecure or _is_loopback(core.host):
-        return
-    raise UsageError(
-        f"--host {core.host} lets other machines in, and no key guards the server. Set --api-key (or "
-        "LUCE_API_KEY) or --api-key-file, stay on 127.0.0.1, or say --insecure if the network is trusted."
-    )
-
-
-def api_keys(core: CoreOptions) -> tuple[str, ...]:
-    """The keys of the options and of their file. UsageError when the file cannot be read or holds none."""
-    if core.api_key_file is None:
-        return core.api_key
-    try:
-        lines = core.api_key_file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Key file {str(core.api_key_file)!r} cannot be read: {error}.") from error
-    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if not keys:
-        raise UsageError(f"Key file {str(core.api_key_file)!r} holds no key. Write one per line.")
-    return (*core.api_key, *keys)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 @contextmanager
 def listen(host: str, port: int) -> Iterator[socket.socket]:
     """A listening socket. UsageError names what is in the way."""
@@ -199,14 +167,18 @@ def _server(running: Running, options: Options) -> uvicorn.Server:
     import uvicorn
 
     from luce_core.server.app import build_app
+    from luce_core.server.connection import http_options
+    from luce_core.server.tls import server_context
 
     core = options.core
     config = uvicorn.Config(
-        build_app(running.service, _settings(core)),
+        build_app(running.service, server_settings(core)),
         log_level="warning" if core.log_level == "info" else core.log_level,  # our rows say it better
         log_config=None,
         access_log=False,
         lifespan="off",
+        server_header=False,
+        **http_options(_limits(core)),
         timeout_graceful_shutdown=max(1, round(core.drain)),
     )
 
@@ -217,17 +189,21 @@ def _server(running: Running, options: Options) -> uvicorn.Server:
         def capture_signals(self) -> Iterator[None]:
             yield
 
+    files = tls_files(core)
+    if files is not None:
+        config.load()
+        config.ssl = server_context(files)
     return Server(config)
 
 
-def _settings(core: CoreOptions) -> ServerSettings:
-    from luce_core.server.settings import ServerSettings
+def _limits(core: CoreOptions) -> Limits:
+    from luce_core.server.connection import Limits, most_connections
 
-    return ServerSettings(
-        api_keys=api_keys(core),
-        cors_origins=core.cors_origin,
-        body_limit_bytes=core.body_limit,
-        strict_model=core.strict_model,
+    return Limits(
+        connections=core.max_connections or most_connections(),
+        read_s=core.read_timeout,
+        idle_s=core.idle_timeout,
+        write_s=core.write_timeout,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import math
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,28 +15,21 @@ from starlette.routing import Route
 
 import luce_core
 from luce_core.errors import LuceError, RequestError
-from luce_core.server.auth import ApiKeys
+from luce_core.server.auth import ApiKeys, KeyRing
 from luce_core.server.chat import chat_completions
 from luce_core.server.completions import completions
-from luce_core.server.errors import envelope, error_response
+from luce_core.server.errors import LastResort, envelope, error_response
+from luce_core.server.headers import AllowedHosts, SecurityHeaders
 from luce_core.server.metrics import CONTENT_TYPE
+from luce_core.server.openapi import openapi
 from luce_core.server.service import GenerationService
 from luce_core.server.settings import ServerSettings
 from luce_core.server.tokens import detokenize, tokenize
-
-log = logging.getLogger("luce_core.server")
 
 
 def build_app(service: GenerationService, settings: ServerSettings | None = None) -> Starlette:
     """An ASGI application over one service. Pure: it starts and owns nothing."""
     settings = settings or ServerSettings()
-    middleware = [Middleware(ApiKeys, keys=settings.api_keys)]
-    if settings.cors_origins:
-        # Outermost: a browser's preflight carries no key, and errors must be readable by the page too.
-        cors = Middleware(
-            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
-        )
-        middleware.insert(0, cors)
     app = Starlette(
         routes=[
             Route("/health", health, methods=["GET"]),
@@ -44,6 +37,7 @@ def build_app(service: GenerationService, settings: ServerSettings | None = None
             Route("/metrics", metrics, methods=["GET"]),
             Route("/props", props, methods=["GET"]),
             Route("/", health, methods=["GET"]),
+            Route("/openapi.json", openapi, methods=["GET"]),
             Route("/v1/models", list_models, methods=["GET"]),
             Route("/v1/models/{model:path}", get_model, methods=["GET"]),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
@@ -51,29 +45,55 @@ def build_app(service: GenerationService, settings: ServerSettings | None = None
             Route("/tokenize", tokenize, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
         ],
-        middleware=middleware,
-        exception_handlers={
-            LuceError: _luce_error,
-            HTTPException: _http_error,
-            Exception: _unexpected,
-        },
+        middleware=_middleware(settings),
+        exception_handlers={LuceError: _luce_error, HTTPException: _http_error},
     )
+    app.router.redirect_slashes = False  # a redirect would trust the host the request names
     app.state.service = service
     app.state.settings = settings
     return app
 
 
+def _middleware(settings: ServerSettings) -> list[Middleware]:
+    """Outermost first."""
+    keys = KeyRing(settings.api_keys, settings.api_key_file)
+    found = [Middleware(SecurityHeaders, tls=settings.tls)]
+    if not keys and not settings.tls:
+        found.append(Middleware(AllowedHosts, names=settings.allowed_hosts))
+    if settings.cors_origins:
+        # Before the keys: a browser's preflight carries none, and errors must be readable by the page too.
+        found.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["retry-after"],
+            )
+        )
+    return [*found, Middleware(ApiKeys, keys=keys), Middleware(LastResort)]
+
+
 async def health(request: Request) -> Response:
-    """200 while requests are answered, 503 when the engine is gone."""
+    """200 while requests are answered; 503 while the engine loads, restarts or is gone, and why."""
     service: GenerationService = request.app.state.service
+    health = service.channel.health()
     stats = service.channel.stats()
-    alive = bool(stats["alive"])
-    body = {
-        "status": "ok" if alive else "engine stopped",
+    ready = health.status == "ready"
+    body: dict[str, Any] = {
+        "status": "ok" if ready else health.status,
         "running": int(stats["running"]),
         "waiting": int(stats["waiting"]),
+        "restarts": health.restarts,
     }
-    return JSONResponse(body, 200 if alive else 503)
+    if health.detail:
+        body["detail"] = health.detail
+    if health.progress is not None:
+        body["progress"] = round(health.progress, 4)
+    if health.retry_in_s is not None:
+        body["retry_in_s"] = round(health.retry_in_s, 1)
+    headers = {} if ready else {"retry-after": str(max(1, math.ceil(health.retry_in_s or 1)))}
+    return JSONResponse(body, 200 if ready else 503, headers=headers)
 
 
 async def metrics(request: Request) -> Response:
@@ -149,8 +169,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
     words = {404: f"There is no {where}.", 405: f"{where} is not allowed here."}
     body = envelope(words.get(error.status_code, str(error.detail)), error.status_code)
     return JSONResponse(body, error.status_code, headers=error.headers)
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(error)

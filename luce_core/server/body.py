@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from pydantic_core import from_json
 from starlette.requests import Request
 
 from luce_core.errors import RequestError
 
 
 async def read_json(request: Request, limit_bytes: int) -> dict[str, Any]:
-    """The body as a JSON object. Raises RequestError: 413 too large, 415 another type, 400 not an object."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise RequestError(f"Content type {kind!r} is not supported; send 'application/json'.", status=415)
+    """The body as a JSON object. Raises RequestError: 411 without a length, 413 too large, 415 another type,
+    400 not an object.
+    """
+    _check_type(request)
+    headers = request.headers
     limit = f"Request bodies may have {limit_bytes} bytes; --body-limit raises it."
-    declared = request.headers.get("content-length", "")
+    declared = headers.get("content-length", "")
+    if not declared and "transfer-encoding" not in headers:
+        raise RequestError(
+            "The request has no body. Send a JSON object, with its Content-Length.", status=411
+        )
     if declared.isdigit() and int(declared) > limit_bytes:
         raise RequestError(f"The body has {declared} bytes. {limit}", status=413)
     parts: list[bytes] = []
@@ -26,14 +31,27 @@ async def read_json(request: Request, limit_bytes: int) -> dict[str, Any]:
         if size > limit_bytes:
             raise RequestError(f"The body is too large. {limit}", status=413)
         parts.append(part)
-    try:
-        body = json.loads(b"".join(parts), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"The body is not valid JSON: {error}.") from None
+    body = parse_json(b"".join(parts))
     if not isinstance(body, dict):
-        raise RequestError(f"The body must be a JSON object, not {type(body).__name__}.")
+        raise RequestError(f"The body must be a JSON object, not {type(body).__name__}.", code="invalid_json")
     return body
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+def parse_json(raw: bytes) -> Any:
+    """JSON as RFC 8259 has it: UTF-8, no NaN, no half of a surrogate pair, at most 200 levels deep.
+
+    Of equal keys the last wins. Raises RequestError (400).
+    """
+    try:
+        return from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def _check_type(request: Request) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not kind and "origin" not in request.headers:
+        return  # a program that says nothing means JSON
+    # A web page must say so: what it may send elsewhere unasked has another type, or none.
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise RequestError(f"Content type {kind!r} is not supported; send 'application/json'.", status=415)

@@ -14,7 +14,8 @@ def test_health_is_ok_while_the_engine_lives_and_503_after(served, http):
     served.service.channel.close(0.0)
     gone = http.get("/health")
     assert gone.status_code == 503
-    assert gone.json()["status"] == "engine stopped"
+    assert gone.json()["status"] == "stopped"
+    assert gone.headers["retry-after"] == "1"
 
 
 def test_models_lists_the_model_with_its_context(http):

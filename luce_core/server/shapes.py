@@ -1,0 +1,275 @@
+"""What goes over the wire, as the served document describes it: messages in, answers out.
+
+Only descriptions: nothing validates against them while it runs. The tests hold every answer of a real server
+against them, field by field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
+
+# --- what comes in, where the request's own model takes more than one shape
+
+Text = Annotated[str, Field(min_length=1)]
+Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Prompts = str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+Stops = StopString | Annotated[list[StopString], Field(max_length=16)] | None
+
+
+class TextPart(TypedDict):
+    type: NotRequired[Literal["text", "input_text", "output_text"]]
+    text: str
+
+
+class RefusalPart(TypedDict):
+    type: Literal["refusal"]
+    refusal: str
+
+
+Content = str | list[str | TextPart | RefusalPart] | None
+
+
+class FunctionCall(TypedDict):
+    name: str
+    arguments: NotRequired[str | dict[str, Any] | None]
+    """An object, or the JSON text of one."""
+
+
+class ToolCall(TypedDict):
+    __pydantic_config__ = DOCUMENTED  # type: ignore[misc]
+    id: NotRequired[str | None]
+    type: NotRequired[str]
+    function: FunctionCall
+
+
+class ChatMessage(TypedDict):
+    """One message of a conversation. Roles `developer` and `function` count as `system` and `tool`."""
+
+    __pydantic_config__ = DOCUMENTED  # type: ignore[misc]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: NotRequired[Content]
+    name: NotRequired[str | None]
+    tool_call_id: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCall] | None]
+    reasoning_content: NotRequired[Content]
+    """What an assistant thought before it answered."""
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+
+# --- what goes out
+
+
+class ErrorFields(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    """The field that is wrong, where one is."""
+    code: str
+
+
+class ErrorAnswer(TypedDict):
+    """Every error of every route, and the last event of a stream that failed."""
+
+    error: ErrorFields
+
+
+class HealthAnswer(TypedDict):
+    __pydantic_config__ = DOCUMENTED  # type: ignore[misc]
+    status: Literal["ok", "loading", "restarting", "stopped"]
+    running: int
+    waiting: int
+    restarts: int
+    """Times the engine was started again."""
+    detail: NotRequired[str]
+    progress: NotRequired[float]
+    """Share of the weights that is loaded, 0..1."""
+    retry_in_s: NotRequired[float]
+
+
+class ModelCard(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    context_length: int
+    max_model_len: int
+    meta: dict[str, Any]
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class DefaultSettings(TypedDict):
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    max_tokens: int | None
+
+
+class PartAnswer(TypedDict):
+    kind: str
+    name: str
+    plugin: str
+    answers: str
+
+
+class PropsAnswer(TypedDict):
+    model_alias: str
+    build_info: str
+    n_ctx: int
+    chat_template: str
+    default_generation_settings: DefaultSettings
+    parts: list[PartAnswer]
+    model: dict[str, Any]
+
+
+class PromptDetails(TypedDict):
+    cached_tokens: int
+
+
+class Timings(TypedDict):
+    """What a request cost; a field that does not apply is absent. See `luce_core.server.timings`."""
+
+    prefill_ms: NotRequired[float]
+    decode_ms: NotRequired[float]
+    decode_tokens_per_sec: NotRequired[float]
+    cached_prefix_tokens: NotRequired[int]
+    prefilled_tokens: NotRequired[int]
+    agent_turn_cache_hit: NotRequired[bool]
+    accept_rate: NotRequired[float]
+
+
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    timings: Timings
+
+
+class TokenInfo(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenEntry(TokenInfo):
+    top_logprobs: list[TokenInfo]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[TokenEntry]
+
+
+class AssistantMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+Reason = Literal["stop", "length", "cancelled"]
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Reason
+
+
+class ChatAnswer(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Delta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+
+
+class ChunkChoice(TypedDict):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: Reason | None
+
+
+class ChatChunk(TypedDict):
+    """One event of a stream. The one with the usage, sent where asked for, has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: NotRequired[Usage]
+
+
+class LegacyLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None
+    finish_reason: Reason
+
+
+class TextAnswer(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class TextChunkChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None
+    finish_reason: Reason | None
+
+
+class TextChunk(TypedDict):
+    """One event of a stream. The one with the usage, sent where asked for, has no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChunkChoice]
+    usage: NotRequired[Usage]
+
+
+class Piece(TypedDict):
+    id: int
+    piece: str | list[int]
+    """Text, or the bytes of a part of a character."""
+
+
+class TokenizeAnswer(TypedDict):
+    tokens: list[int] | list[Piece]
+
+
+class DetokenizeAnswer(TypedDict):
+    content: str
