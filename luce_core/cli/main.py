@@ -35,6 +35,7 @@ class Builtin:
 COMMANDS: Mapping[str, Builtin] = {
     "serve": Builtin("serve", "Serve a model over HTTP (OpenAI-compatible)."),
     "run": Builtin("run", "Chat with a model in the terminal."),
+    "bench": Builtin("bench", "Measure a model or a server, and say what on."),
     "pull": Builtin("pull", "Fetch a model of the catalogue, or list them."),
     "plan": Builtin("plan", "Show what would run where, and what it takes, without loading anything."),
     "inspect": Builtin("inspect", "Show what is in a GGUF file and which plugin serves it."),

@@ -21,7 +21,9 @@ from luce_core.plan import block_formats, make_plan, suppliers
 from luce_core.registry import Registry, Supplied
 
 if TYPE_CHECKING:
+    from luce_core.engine.engine import LuceEngine
     from luce_core.gguf import GgufHeader
+    from luce_core.pipeline import Pipeline
     from luce_core.server.service import GenerationService, ModelFace
 
 Observer = Callable[[RequestRecord], None]
@@ -64,17 +66,23 @@ def plan_model(session: Session, options: Options) -> Planned:
     return Planned(path, name, header, make_plan(options, header, session.registry))
 
 
+def load(planned: Planned, registry: Registry) -> tuple[Pipeline, LuceEngine]:
+    """Load the model; nothing runs yet. Whoever steps the engine tells the observers."""
+    with loading(planned.name) as progress:
+        from luce_core.compose import compose
+        from luce_core.engine.engine import LuceEngine
+
+        pipeline = compose(planned.plan, registry, progress=progress)
+        return pipeline, LuceEngine(pipeline)
+
+
 def start(
     session: Session, options: Options, planned: Planned, observers: Sequence[Observer] = ()
 ) -> Running:
     """Load the model here and start the engine's thread. `observers` see every finished request."""
-    with loading(planned.name) as progress:
-        from luce_core.compose import compose
-        from luce_core.engine.engine import LuceEngine
-        from luce_core.engine.local import LocalChannel
+    pipeline, engine = load(planned, session.registry)
+    from luce_core.engine.local import LocalChannel
 
-        pipeline = compose(planned.plan, session.registry, progress=progress)
-        engine = LuceEngine(pipeline)
     channel = LocalChannel(engine, max_queue=_max_unfinished(options))
     pipeline.observers.engine_started(pipeline)
     service = _service(session, options, planned, channel, observers)
