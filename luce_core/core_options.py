@@ -201,10 +201,25 @@ class CoreOptions(BaseModel):
         "limit.",
     )
     keepalive: Annotated[float, Info("s", group="Server")] = Field(
-        10.0, ge=0, description="A comment in every stream that was silent for so long; 0 = none."
+        5.0, ge=0, description="A comment in every stream that was silent for so long; 0 = none."
     )
     body_limit: Annotated[int, Info("bytes", group="Server")] = Field(
         32 * 2**20, ge=1024, description="Largest request body."
+    )
+    max_connections: Annotated[int, Info(group="Server")] = Field(
+        0, ge=0, description="Connections at a time; one more is told 503. 0 = what open files allow."
+    )
+    read_timeout: Annotated[float, Info("s", group="Server")] = Field(
+        30.0,
+        ge=0,
+        description="For a request's headers, and for its body, which gets a second more for each 16 KiB; "
+        "0 = no limit.",
+    )
+    idle_timeout: Annotated[float, Info("s", group="Server")] = Field(
+        75.0, ge=0, description="A connection without a request is closed after so long; 0 = never."
+    )
+    write_timeout: Annotated[float, Info("s", group="Server")] = Field(
+        30.0, ge=0, description="A client that takes nothing of its answer for so long is cut off; 0 = never."
     )
     drain: Annotated[float, Info("s", group="Server")] = Field(
         5.0, ge=0, description="How long running answers may go on after the server was told to stop."

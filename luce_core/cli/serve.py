@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from luce_core.core_options import CoreOptions
     from luce_core.options import Options
     from luce_core.server.connection import Limits
+
+log = logging.getLogger("luce_core.server")
 
 
 def make(session: Session) -> click.Command:
@@ -184,6 +188,10 @@ def _server(running: Running, options: Options) -> uvicorn.Server:
 
     class Server(uvicorn.Server):
         """Leaves signals to us: uvicorn raises them again when it is done, which would skip our own end."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            log.info("answering over httptools on %s", type(asyncio.get_running_loop()).__module__)
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:

@@ -10,13 +10,15 @@ from typing import Any
 import uvicorn
 from attrs import frozen
 
-from luce_core.contracts import RequestRecord, SamplingParams
+from luce_core.contracts import GenerationChannel, RequestRecord, SamplingParams
 from luce_core.engine.engine import LuceEngine
 from luce_core.engine.local import LocalChannel
 from luce_core.pipeline import Pipeline
 from luce_core.server.app import build_app
-from luce_core.server.service import GenerationService, ModelFace
+from luce_core.server.connection import Limits, http_options
+from luce_core.server.service import HEARTBEAT_S, GenerationService, ModelFace
 from luce_core.server.settings import ServerSettings
+from luce_core.server.tls import TlsFiles, server_context
 from luce_core.text import ChatTemplate
 
 
@@ -25,10 +27,23 @@ class Served:
     """A running server."""
 
     url: str
-    """http://127.0.0.1:PORT"""
+    """http://127.0.0.1:PORT, or https where `tls` was given"""
     service: GenerationService
-    engine: LuceEngine
+    channel: GenerationChannel
     records: list[RequestRecord]
+    server: uvicorn.Server
+
+    @property
+    def engine(self) -> LuceEngine:
+        """The engine in this process."""
+        if not isinstance(self.channel, LocalChannel):
+            raise AssertionError(f"{self.channel!r} has no engine in this process")
+        return self.channel.engine
+
+
+def on_a_thread(pipeline: Pipeline, max_queue: int) -> GenerationChannel:
+    """The channel `serving` makes unless it is given another maker."""
+    return LocalChannel(LuceEngine(pipeline), max_queue=max_queue)
 
 
 @contextmanager
@@ -40,10 +55,17 @@ def serving(
     max_queue: int = 64,
     defaults: SamplingParams | None = None,
     wrap: Callable[[Any], Any] | None = None,
+    channel: Callable[[Pipeline, int], GenerationChannel] = on_a_thread,
+    limits: Limits | None = None,
+    heartbeat_s: float | None = HEARTBEAT_S,
+    tls: TlsFiles | None = None,
+    **config: Any,
 ) -> Iterator[Served]:
-    """Serve `pipeline` on a free port of the loopback until the block ends. wrap: middleware of the test."""
-    engine = LuceEngine(pipeline)
-    channel = LocalChannel(engine, max_queue=max_queue)
+    """Serve `pipeline` on a free port of the loopback until the block ends.
+
+    wrap: middleware of the test. channel: from the pipeline and the queue's length. config: for uvicorn.
+    """
+    made = channel(pipeline, max_queue)
     tokenizer = pipeline.target.tokenizer
     face = ModelFace(
         id=model,
@@ -54,21 +76,27 @@ def serving(
         defaults=defaults or SamplingParams(),
     )
     records: list[RequestRecord] = []
-    service = GenerationService(channel, face, (records.append,))
+    service = GenerationService(made, face, (records.append,), heartbeat_s)
     app: Any = build_app(service, settings)
-    config = uvicorn.Config(wrap(app) if wrap else app, port=0, log_level="error", lifespan="off")
-    server = _Server(config)
+    options = {"port": 0, "log_level": "error", "lifespan": "off", "server_header": False, **config}
+    options |= http_options(limits or Limits())
+    configured = uvicorn.Config(wrap(app) if wrap else app, **options)
+    if tls is not None:
+        configured.load()
+        configured.ssl = server_context(tls)
+    server = _Server(configured)
     thread = threading.Thread(target=server.run, name="luce-test-server")
     thread.start()
     if not server.ready.wait(30):
         raise AssertionError("the test server did not start within 30 s")
     try:
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield Served(f"http://127.0.0.1:{port}", service, engine, records)
+        scheme = "http" if tls is None else "https"
+        yield Served(f"{scheme}://127.0.0.1:{port}", service, made, records, server)
     finally:
         server.should_exit = True
         thread.join()
-        channel.close(0.0)
+        made.close(0.0)
 
 
 def _metadata(pipeline: Pipeline) -> Any:
