@@ -24,25 +24,25 @@ EVENTS = "text/event-stream"
 REF = "#/components/schemas/{model}"
 
 MEANINGS = {
-    400: "The request is wrong; `param` names the field where one is.",
+    400: "The request is wrong or no HTTP; `param` names the field where one is.",
     401: "No valid API key came with it.",
     403: "The server is not called by the name in `Host`.",
     404: "There is no such route or model.",
-    408: "The body did not arrive in time.",
+    408: "Head or body did not arrive in time.",
     411: "A body must come with its length, or in chunks.",
     413: "The body is larger than the server takes.",
     415: "The body is not JSON by its content type.",
     429: "The queue is full.",
     431: "The header lines are larger than the server takes.",
     500: "The server failed; its log has the details.",
-    503: "The engine loads, restarts or ends.",
+    503: "The engine loads, restarts or ends, or too many connections are open.",
     504: "The request passed its deadline before the answer began.",
 }
 """Every error a documented operation can end with, beside 405 for a method that is not documented."""
 
-READING = (400, 401, 403, 431, 500)
-SENDING = (400, 401, 403, 408, 411, 413, 415, 431, 500)
-ANSWERING = (400, 401, 403, 404, 408, 411, 413, 415, 429, 431, 500, 503, 504)
+READING = (400, 401, 403, 408, 431, 500, 503)
+SENDING = (*READING, 411, 413, 415)
+ANSWERING = (*SENDING, 404, 429, 504)
 
 
 @frozen

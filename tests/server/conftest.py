@@ -17,13 +17,15 @@ def _one_thread():
 
 @pytest.fixture
 def serve(tmp_path):
-    """serve(context=..., template=..., settings=..., **options) -> context manager of `Served`."""
+    """serve(context=..., template=..., settings=..., front=..., **options) -> context manager of `Served`.
 
-    def make(*, context=512, template="", settings=None, max_queue=64, wrap=None, **options):
+    front: what else `serving` takes; options: of the plan.
+    """
+
+    def make(*, context=512, template="", settings=None, max_queue=64, wrap=None, front=None, **options):
         path = write_toy_model(tmp_path / "toy.gguf", salt=7, context=context, template=template)
-        return serving(
-            make_pipeline(path, options=options), settings=settings, max_queue=max_queue, wrap=wrap
-        )
+        pipeline = make_pipeline(path, options=options)
+        return serving(pipeline, settings=settings, max_queue=max_queue, wrap=wrap, **(front or {}))
 
     return make
 
