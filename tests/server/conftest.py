@@ -36,6 +36,17 @@ def served(serve):
         yield one
 
 
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory):
+    """One server for all tests of a module that change nothing in it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    path = write_toy_model(tmp_path_factory.mktemp("standing") / "toy.gguf", salt=7, context=512)
+    with serving(make_pipeline(path)) as one:
+        yield one
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def http(served):
     with httpx.Client(base_url=served.url, timeout=60) as client:

@@ -44,6 +44,11 @@ REQUESTS = {
 }
 
 
+@pytest.fixture
+def served(standing):
+    return standing
+
+
 @pytest.mark.parametrize("name", REQUESTS)
 def test_every_answer_carries_them(http, name):
     method, path, more, status = REQUESTS[name]
