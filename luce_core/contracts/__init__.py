@@ -7,6 +7,7 @@ schedule, events.
 """
 
 from luce_core.contracts.events import (
+    ChannelHealth,
     ContentDelta,
     Done,
     EngineEvent,
@@ -18,6 +19,7 @@ from luce_core.contracts.events import (
     Heartbeat,
     Logprobs,
     Progress,
+    PromptLogprobs,
     ReasoningDelta,
     RequestRecord,
     Start,
@@ -74,6 +76,7 @@ from luce_core.contracts.model import (
 )
 from luce_core.contracts.ops import (
     AttentionSpec,
+    SCORE_LOGITS_BYTES,
     DeltaSpec,
     OpCall,
     Ops,
@@ -143,6 +146,7 @@ __all__ = [
     "BlockManager",
     "BlockTable",
     "CacheOptions",
+    "SCORE_LOGITS_BYTES",
     "CacheStats",
     "CatalogEntry",
     "ChatContext",
@@ -151,6 +155,7 @@ __all__ = [
     "CommandSpec",
     "Commit",
     "Constraint",
+    "ChannelHealth",
     "ContentDelta",
     "DFlashTarget",
     "DeltaSpec",
@@ -215,6 +220,7 @@ __all__ = [
     "Ref",
     "Region",
     "RequestRecord",
+    "PromptLogprobs",
     "ResidencyContext",
     "ResidencyPolicy",
     "Role",

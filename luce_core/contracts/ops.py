@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from luce_core.contracts.memory import ExpertBank
     from luce_core.contracts.model import Linear, LinearGroup, Norm, Region, SlotState
 
+SCORE_LOGITS_BYTES = 8 << 20
+"""Logits that scoring a prompt holds at a time, whatever its length (at least one row's). The same again is
+needed to work on them; the plan counts both.
+"""
+
 
 @frozen
 class RopeSpec:

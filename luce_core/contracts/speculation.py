@@ -44,7 +44,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = Factory(dict)
     seed: int = 0
     logprobs: int = 0
-    """Alternatives reported per token; 0 = none."""
+    """1 + alternatives reported per emitted token; 0 = no log-probabilities."""
     min_tokens: int = 0
     stop_ids: tuple[int, ...] = ()
     """Act on the device; stop strings are the text layer's business."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import frozen
 
-from luce_core.contracts import Commit, Drafter, ForwardBatch, LoadedModel, Tap, TokenLogprob
+from luce_core.contracts import (
+    SCORE_LOGITS_BYTES,
+    Commit,
+    Drafter,
+    ForwardBatch,
+    LoadedModel,
+    Tap,
+    TokenLogprob,
+)
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops.sampling import ParamTable
 from luce_core.speculation.tree import accept
@@ -30,6 +39,8 @@ class Programs:
 
     def __init__(self, target: LoadedModel, drafters: Sequence[Drafter], ops: Any, table: ParamTable) -> None:
         self.backend = target.backend
+        self.head = target.target.head
+        self.score_rows = max(1, SCORE_LOGITS_BYTES // (4 * target.backend.spec.vocab))
         self.axes = target.backend.spec.position_axes
         self.tap_width = target.backend.spec.tap_width
         self.drafters = tuple(drafters)
@@ -49,13 +60,32 @@ class Programs:
             }
         return make_batch(phase, rows, axes=self.axes, device=self.table.device, taps=taps)
 
-    def prefill(self, rows: Sequence[RowSet]) -> Mapping[str, Any]:
-        """Write the state of prompt chunks; nothing is sampled."""
+    def prefill(
+        self, rows: Sequence[RowSet], targets: Sequence[Sequence[int]], top: Sequence[int]
+    ) -> Mapping[str, Any]:
+        """Write the state of prompt chunks; nothing is sampled. Per sequence, targets: the tokens behind its
+        wanted rows, which are scored; top: alternatives reported of each.
+        """
         batch = self._batch("prefill", rows)
-        self.backend.forward(batch)
+        final = self.backend.forward(batch).final
         for drafter in self.drafters:
             drafter.observe(batch, None)
-        return {}
+        return {"scores": self._scores(final, targets, top) if any(targets) else [()] * len(rows)}
+
+    def _scores(
+        self, final: torch.Tensor, targets: Sequence[Sequence[int]], top: Sequence[int]
+    ) -> list[tuple[TokenLogprob, ...]]:
+        every = [token for one in targets for token in one]
+        wanted = torch.tensor(every, dtype=torch.int64, device=self.table.device)
+        scored = self.ops.prompt_logprobs(self.head, final, wanted, max(top), self.score_rows)
+        entries = zip(every, *(column.tolist() for column in scored), strict=True)
+        return [
+            tuple(
+                TokenLogprob(token, own, tuple(zip(ids[:most], values[:most], strict=True)), rank)
+                for token, own, rank, values, ids in itertools.islice(entries, len(one))
+            )
+            for one, most in zip(targets, top, strict=True)
+        ]
 
     def verify(self, rows: Sequence[RowSet], top: Sequence[int]) -> Mapping[str, Any]:
         """Run held rows, let the target pick, accept, commit. top: logprobs wanted per sequence, 0 = none."""

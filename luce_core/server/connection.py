@@ -235,7 +235,7 @@ class Connection(HttpToolsProtocol):
         """A piece of a chunked body, straight to the transport."""
         if self.flow.write_paused and not cycle.disconnected:
             await self.flow.drain()
-        if not cycle.disconnected:
+        if piece and not cycle.disconnected:  # an empty chunk would end the body
             self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if cycle.chunked_encoding else piece)
 
     def on_response_complete(self) -> None:

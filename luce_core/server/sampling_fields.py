@@ -62,6 +62,8 @@ class SamplingFields(BaseModel):
     stop_token_ids: list[int] = Field(default_factory=list)
     min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
+    """Log-probabilities of the prompt, with so many alternatives; vLLM's field and answer."""
     priority: int = 0
 
     @field_validator("stop")
@@ -126,8 +128,11 @@ class SamplingFields(BaseModel):
         max_tokens: int | None,
         api: str,
     ) -> list[Generation]:
-        """The `n` answers to one prompt; choice i draws with the request's seed + i."""
+        """The `n` answers to one prompt; choice i draws with the request's seed + i, the first one scores the
+        prompt where `prompt_logprobs` says how many alternatives are wanted.
+        """
         service: GenerationService = request.app.state.service
+        prompt_logprobs: int | None = None,
         first = Generation(
             prompt=tuple(prompt),
             params=params,
@@ -140,7 +145,11 @@ class SamplingFields(BaseModel):
             priority=self.priority,
         )
         return [
-            evolve(first, params=evolve(params, seed=(params.seed + choice) & SEED_MASK))
+            evolve(
+                first,
+                params=evolve(params, seed=(params.seed + choice) & SEED_MASK),
+                prompt_logprobs=None if choice else prompt_logprobs,
+            )
             for choice in range(self.num_choices)
         ]
 
@@ -176,6 +185,12 @@ async def read_fields(request: Request, kind: type[Fields]) -> Fields:
 
 
 def check_ids(tokenizer: Tokenizer, ids: Any, field: str) -> None:
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError(
+            "Field 'prompt_logprobs': streams have no place for it. Leave out 'stream', or ask "
+            "/v1/completions for 'echo' and 'logprobs'.",
+            param="prompt_logprobs",
+        )
     """Raise RequestError naming `field` when one of `ids` is not in the vocabulary."""
     size = tokenizer.vocab_size
     bad = next((token for token in ids if not 0 <= token < size), None)

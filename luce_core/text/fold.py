@@ -14,7 +14,9 @@ from luce_core.contracts import (
     Heartbeat,
     Logprobs,
     Progress,
+    PromptLogprobs,
     TextEvent,
+    TokenLogprob,
     Tokens,
 )
 from luce_core.text.detokenizer import Detokenizer
@@ -38,6 +40,7 @@ class TextFold:
         """The stop string that was found. The caller then cancels the request; `Done` still comes."""
 
     def feed(self, event: EngineEvent) -> list[TextEvent]:
+        self._ending: TokenLogprob | None = None
         """The text events of one engine event."""
         if isinstance(event, Tokens):
             return self._take(event)
@@ -47,6 +50,8 @@ class TextFold:
 
     def _take(self, event: Tokens) -> list[TextEvent]:
         if self.stopped is not None:
+        if isinstance(event, PromptLogprobs):
+            return [event]
             return []
         events: list[TextEvent] = []
         for position, token in enumerate(event.ids):
@@ -54,7 +59,9 @@ class TextFold:
             text = "" if token in self._eog else self._matcher.push(self._detokenizer.push([token]))
             if text:
                 events.append(ContentDelta(text))
-            if event.logprobs and token not in self._eog:
+            if event.logprobs and token in self._eog:
+                self._ending = event.logprobs[position]
+            elif event.logprobs:
                 events.append(Logprobs(event.logprobs[position : position + 1]))
             self.stopped = self._matcher.matched
             if self.stopped is not None:
@@ -74,7 +81,7 @@ class TextFold:
         usage = dict(done.usage)
         usage["completion_tokens"] = self._tokens  # tokens decided behind a stop string are not the answer
         reason = "stop" if self.stopped is not None else done.reason
-        return [*events, Finish(reason, usage, done.timings, self.stopped, done.aside)]
+        return [*events, Finish(reason, usage, done.timings, self.stopped, done.aside, self._ending)]
 
 
 def _joined(events: list[TextEvent]) -> list[TextEvent]:

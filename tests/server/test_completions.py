@@ -137,14 +137,14 @@ def test_a_stop_string_cuts_the_text(client):
 
 
 def law_logprobs(law, prompt, count, eog):
-    """Per greedy token: its id and the logarithms of every token's probability."""
+    """Per greedy token, the ending one included: its id and the logarithms of every token's probability."""
     tokens, rows = list(prompt), []
     for token in law.greedy(prompt, count, eog=eog):
         logits = law.logits(tokens)
         total = math.log(sum(math.exp(value - 16) for value in logits)) + 16
         rows.append((token, [value - total for value in logits]))
         tokens.append(token)
-    return [row for row in rows if row[0] not in eog]
+    return rows
 
 
 def name(raw):
@@ -270,7 +270,6 @@ def spy(served):
         ({"prompt": [[1], [10**9]]}, "prompt"),
         ({"prompt": ["a"] * 9, "n": 16}, "prompt"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
-        ({"prompt": "a", "echo": True, "logprobs": 0}, "logprobs"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": "a", "logprobs": -1}, "logprobs"),
         ({"prompt": "a", "n": 0}, "n"),

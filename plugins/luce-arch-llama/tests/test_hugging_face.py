@@ -10,8 +10,11 @@ import pytest
 import torch
 import transformers
 
+from luce_core.contracts import PromptLogprobs
 from luce_core.testing.gguf_factory import write_gguf
+from luce_core.testing.pipeline import TOY_HOOKS, EngineRig, make_pipeline
 from luce_core.testing.rig import ModelRig
+from luce_core.testing.toy_vocab import toy_vocabulary
 
 HOOKS = "luce_arch_llama.hooks"
 TOLERANCE = 2e-5
@@ -220,3 +223,26 @@ def test_quantized_files_equal_hugging_face_on_the_dequantized_numbers(quant, tm
         want = model(ids[None]).logits[0]
     got = ModelRig(path, HOOKS).fresh(ids.tolist())
     assert float((got - want).abs().max()) <= TOLERANCE * float(want.abs().max())
+
+
+@pytest.mark.parametrize("chunk", [11, 512])
+def test_a_scored_prompt_has_the_log_probabilities_of_hugging_face(chunk, tmp_path: Path):
+    vocabulary = toy_vocabulary("bpe")
+    size = len(vocabulary["tokenizer.ggml.tokens"])
+    config, model = random_model("llama", {"vocab_size": size})
+    metadata = {**metadata_of("llama", config), **vocabulary}
+    path = write_gguf(tmp_path / "tiny.gguf", metadata, tensors_of("llama", config, model))
+    ids = torch.randint(0, size, (80,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want = model(ids[None]).logits[0].double().log_softmax(-1)[:-1]
+    options = {"chunk": chunk, "cache_type_k": "f32", "cache_type_v": "f32"}
+    rig = EngineRig(make_pipeline(path, TOY_HOOKS, HOOKS, options=options))
+    answer = rig.submit(ids.tolist(), 0, prompt_logprobs=4)
+    rig.run()
+    entries = [e for event in answer.events if isinstance(event, PromptLogprobs) for e in event.tokens]
+    assert [entry.token for entry in entries] == ids.tolist()[1:]
+    own = want.gather(1, ids[1:, None])
+    assert [entry.logprob for entry in entries] == pytest.approx(own[:, 0].tolist(), abs=2e-4)
+    assert [entry.rank for entry in entries] == ((want > own).sum(-1) + 1).tolist()
+    best = want.topk(4)
+    assert [[token for token, _ in entry.top] for entry in entries] == best.indices.tolist()
