@@ -71,7 +71,9 @@ class Slot:
     fold: str
     """Op (state, log rows in path order) -> state; "shift": append the rows, keep the newest shape[0]."""
     period: int = 1
-    """shift: at index % period == 0 only shape[0] - period rows are alive."""
+    """shift: at length % period == 0 only the newest shape[0] - period rows are alive, and a snapshot made
+    there keeps no others. 1: all are alive everywhere.
+    """
 
 
 @frozen
@@ -140,7 +142,7 @@ class Linear:
     bias: Tensor | None = None
     """f32[out]."""
     scale: Tensor | None = None
-    """f32 scalar."""
+    """f32 scalar; of a stack of experts, f32[count]."""
 
 
 @frozen
@@ -185,6 +187,10 @@ class Region:
     block_entries: int
     stride: int = 1
     window: int | None = None
+    log: Mapping[str, Tensor] = Factory(dict)
+    """(dev) stride above 1: field -> [slots, max_held_rows, *shape], the entries that held rows closed, by
+    the row that closed each. Branches of a tree may close the same entry.
+    """
 
 
 @frozen
@@ -228,6 +234,7 @@ class Weights(Protocol):
         """The first of `names` present, with `.bias` and `.scale` where the file has them.
 
         split: how the matrix may be sharded, by output or input features; heads: the unit it may be cut at.
+        A stack [G, out, in] counts as [G · out, in].
         """
         ...
 
@@ -253,7 +260,7 @@ class Weights(Protocol):
         ...
 
     def experts(self, layer: int) -> ExpertBank:
-        """The expert stacks of `layer`."""
+        """`blk.{layer}.ffn_{gate,up,down}_exps`, or the fused `ffn_gate_up_exps`, with biases and scales."""
         ...
 
     def region(self, name: str) -> Region:

@@ -1,4 +1,4 @@
-"""What architecture plugins need at build time: rotary frequencies."""
+"""What architecture plugins need at build time: rotary frequencies, norms without weight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from luce_core.contracts import RopeSpec
+from luce_core.contracts import Norm, RopeSpec
 from luce_core.errors import ModelFormatError
 from luce_core.model.metadata import RopeParams
 
@@ -19,10 +19,15 @@ def rope_spec(
     pairs: Literal["halves", "adjacent"],
     factors: Tensor | None = None,
     device: str | torch.device = "cpu",
+    part: Literal["first", "last"] = "first",
+    sections: tuple[int, ...] = (),
+    interleaved_sections: bool = False,
+    magnitude: float | None = None,
 ) -> RopeSpec:
     """Frequencies theta^(-2j / n_rot), scaled as `params` says.
 
-    factors: f32[n_rot / 2] of tensor `rope_freqs.weight`; each divides its frequency.
+    factors: f32[n_rot / 2] of tensor `rope_freqs.weight` (llama3, Gemma 4) or of the one `long_factors`
+    names; each divides its frequency. magnitude: in place of what `params` says.
     """
     exponent = torch.arange(0, params.num_rotated, 2, dtype=torch.float32) / params.num_rotated
     inv_freq = 1.0 / (params.theta**exponent)
@@ -33,14 +38,28 @@ def rope_spec(
                 f"{list(inv_freq.shape)}, one factor per rotated pair. Convert the model again."
             )
         inv_freq = inv_freq / factors.to("cpu", torch.float32)
-    magnitude = 1.0
+    found = 1.0
     if params.scaling == "linear":
         inv_freq = inv_freq / params.factor
     elif params.scaling == "yarn":
         inv_freq = _yarn(inv_freq, params)
         if params.ext_factor != 0.0:
-            magnitude = params.attention_factor * (1.0 + 0.1 * math.log(params.factor))
-    return RopeSpec(inv_freq=inv_freq.to(device), pairs=pairs, magnitude=magnitude)
+            found = params.attention_factor * (1.0 + 0.1 * math.log(params.factor))
+    elif params.scaling == "longrope":
+        found = params.attention_factor
+    return RopeSpec(
+        inv_freq=inv_freq.to(device),
+        pairs=pairs,
+        magnitude=found if magnitude is None else magnitude,
+        sections=sections,
+        interleaved_sections=interleaved_sections,
+        part=part,
+    )
+
+
+def unit_norm(width: int, eps: float, device: str | torch.device = "cpu") -> Norm:
+    """A norm without weight: a weight of ones, which changes no bit."""
+    return Norm(torch.ones(width, device=device), eps)
 
 
 def _yarn(inv_freq: Tensor, params: RopeParams) -> Tensor:

@@ -6,7 +6,7 @@ Architecture plugins call these from `describe`; nothing here knows an architect
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, cast
 
 from attrs import frozen
 
@@ -30,11 +30,12 @@ class RopeParams:
     theta: float
     num_rotated: int
     """n_rot: leading features of each head that turn."""
-    scaling: Literal["none", "linear", "yarn"] = "none"
+    scaling: Literal["none", "linear", "yarn", "longrope"] = "none"
+    """longrope: the frequencies are divided by a tensor of the file; see `long_factors`."""
     factor: float = 1.0
     original_context: int = 0
     attention_factor: float = 1.0
-    """YaRN: on top of its own magnitude."""
+    """On cos and sin; YaRN: on top of its own magnitude."""
     ext_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -117,8 +118,8 @@ def vocab_size(header: GgufHeader) -> int:
     return header.uint("{a}.vocab_size", shape[0], low=1)
 
 
-def read_rope(header: GgufHeader, head_dim: int) -> RopeParams:
-    """Rotary embedding: `{a}.rope.*`."""
+def read_rope(header: GgufHeader, head_dim: int, *, longrope: bool = False) -> RopeParams:
+    """Rotary embedding: `{a}.rope.*`. longrope: the architecture reads the factors `long_factors` names."""
     num_rotated = header.uint("{a}.rope.dimension_count", head_dim, low=2, high=head_dim)
     if num_rotated % 2:
         raise bad_key(header, "{a}.rope.dimension_count", f"is {num_rotated}", "an even number")
@@ -129,14 +130,16 @@ def read_rope(header: GgufHeader, head_dim: int) -> RopeParams:
     if factor <= 0.0:
         raise bad_key(header, "{a}.rope.scaling.factor", f"is {factor}", "a number above 0")
     kind = header.str("{a}.rope.scaling.type", "linear")
-    if kind not in ("none", "linear", "yarn"):
-        raise bad_key(header, "{a}.rope.scaling.type", f"is {kind!r}", "'none', 'linear' or 'yarn'")
-    if kind == "none" or factor == 1.0:
+    kinds = ("none", "linear", "yarn", *(("longrope",) if longrope else ()))
+    if kind not in kinds:
+        wanted = f"one of {', '.join(map(repr, kinds))}"
+        raise bad_key(header, "{a}.rope.scaling.type", f"is {kind!r}", wanted)
+    if kind == "none" or (factor == 1.0 and kind != "longrope"):
         return RopeParams(theta, num_rotated)
     return RopeParams(
         theta=theta,
         num_rotated=num_rotated,
-        scaling="yarn" if kind == "yarn" else "linear",
+        scaling=cast('Literal["linear", "yarn", "longrope"]', kind),
         factor=factor,
         original_context=header.uint(
             "{a}.rope.scaling.original_context_length", header.uint("{a}.context_length", low=1), low=1
@@ -148,6 +151,24 @@ def read_rope(header: GgufHeader, head_dim: int) -> RopeParams:
         beta_fast=header.float("{a}.rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=header.float("{a}.rope.scaling.yarn_beta_slow", 1.0),
     )
+
+
+def read_window_rope(header: GgufHeader, head_dim: int, theta: float = 10000.0) -> RopeParams:
+    """Rotary embedding of layers with a window, `{a}.rope.*_swa`: never scaled. `theta`: where the key is
+    absent.
+    """
+    num_rotated = header.uint("{a}.rope.dimension_count_swa", head_dim, low=2, high=head_dim)
+    if num_rotated % 2:
+        raise bad_key(header, "{a}.rope.dimension_count_swa", f"is {num_rotated}", "an even number")
+    base = header.float("{a}.rope.freq_base_swa", theta)
+    if base <= 0.0:
+        raise bad_key(header, "{a}.rope.freq_base_swa", f"is {base}", "a number above 0")
+    return RopeParams(base, num_rotated)
+
+
+def long_factors(params: RopeParams, context: int) -> str:
+    """longrope: the tensor that divides the frequencies of a model run with so much context."""
+    return "rope_factors_long" if context > params.original_context else "rope_factors_short"
 
 
 def full_attention_layout(params: DecoderParams) -> StateLayout:

@@ -7,9 +7,19 @@ from typing import Literal
 
 import numpy as np
 import torch
+from attrs import frozen
 from torch import Tensor
 
-from luce_core.contracts import ExpertBank, Linear, LinearGroup, Norm, RawLinear, Region, SlotState
+from luce_core.contracts import (
+    ExpertBank,
+    ExpertStack,
+    Linear,
+    LinearGroup,
+    Norm,
+    RawLinear,
+    Region,
+    SlotState,
+)
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import GgufFile
 from luce_core.gguf.complaint import RECONVERT, bad, quote
@@ -18,6 +28,15 @@ from luce_core.ops import OpsNamespace
 
 Progress = Callable[[int, int], None]
 """(bytes packed so far, bytes of the file's tensors)."""
+
+
+@frozen(eq=False)
+class ResidentExperts:
+    """`ExpertBank` with every expert of a layer in memory."""
+
+    lut: Tensor
+    stack: ExpertStack
+    mailbox: None = None
 
 
 class FileWeights:
@@ -91,11 +110,31 @@ class FileWeights:
         return Norm(weight, eps)
 
     def experts(self, layer: int) -> ExpertBank:
-        """No expert store is wired in: a model with experts needs one."""
-        raise ModelFormatError(
-            f"Experts of layer {layer} of '{self._file.header.path}' cannot be loaded: no expert store was "
-            "given to the loader. Use a dense model."
+        """Every expert of `layer`, resident."""
+        prefix = f"blk.{layer}.ffn_"
+        down, fused = f"{prefix}down_exps", f"{prefix}gate_up_exps"
+        count, width, ffn = self._stack_shape(down)
+        names = (fused,) if self.has(fused) else (f"{prefix}gate_exps", f"{prefix}up_exps")
+        for name in names:
+            wanted = (count, ffn * (3 - len(names)), width)
+            if (got := self._stack_shape(name)) != wanted:
+                fitting = f"{list(wanted)}, to fit {quote(self._first((down,)))}"
+                raise self._wrong(self._first((name,)), f"has the shape {list(got)}", fitting)
+        stack = ExpertStack(
+            count, tuple(self._stack(name, count) for name in names), self._stack(down, count)
         )
+        return ResidentExperts(torch.arange(count, dtype=torch.int32, device=self._device), stack)
+
+    def _stack_shape(self, name: str) -> tuple[int, int, int]:
+        full = self._first((name,))
+        shape = self._file.header.tensor(full).shape
+        if len(shape) != 3:
+            raise self._wrong(full, f"has the shape {list(shape)}", "three dimensions, experts outermost")
+        return shape[0], shape[1], shape[2]
+
+    def _stack(self, name: str, count: int) -> Linear:
+        full = self._first((name,))
+        return self._linear(full, 0, self._matrix(full)[0], experts=count)
 
     def region(self, name: str) -> Region:
         """The allocated Pages called `name` in the layout."""
@@ -139,7 +178,7 @@ class FileWeights:
         starts = np.cumsum((0, *rows))[:-1].tolist()
         return tuple(self._linear(full, at, at + count) for at, count in zip(starts, rows, strict=True))
 
-    def _linear(self, full: str, start: int, stop: int) -> Linear:
+    def _linear(self, full: str, start: int, stop: int, experts: int = 1) -> Linear:
         """Rows start..stop of the matrix `full`, packed once."""
         key = (full, start, stop)
         if key not in self._linears:
@@ -155,31 +194,33 @@ class FileWeights:
                 in_features=width,
                 format=info.format.name,
                 packed=self._ops.pack_linear(raw),
-                bias=self._bias(stem, have, start, stop),
-                scale=self._scale(stem),
+                bias=self._bias(stem, have, start, stop, experts),
+                scale=self._scale(stem, experts),
             )
             self._report(data.nbytes)
         return self._linears[key]
 
-    def _bias(self, stem: str, rows: int, start: int, stop: int) -> Tensor | None:
+    def _bias(self, stem: str, rows: int, start: int, stop: int, experts: int) -> Tensor | None:
         if not self.has(f"{stem}.bias"):
             return None
         bias = self.vec(f"{stem}.bias")
-        if bias.shape != (rows,):
-            raise self._wrong(f"{stem}.bias", f"has the shape {list(bias.shape)}", f"[{rows}]")
-        return bias[start:stop].contiguous()
+        wanted = (rows,) if experts == 1 else (experts, rows // experts)
+        if bias.shape != wanted:
+            raise self._wrong(f"{stem}.bias", f"has the shape {list(bias.shape)}", str(list(wanted)))
+        return bias.reshape(-1)[start:stop].contiguous()
 
-    def _scale(self, stem: str) -> Tensor | None:
+    def _scale(self, stem: str, experts: int) -> Tensor | None:
         if not self.has(f"{stem}.scale"):
             return None
         scale = self.vec(f"{stem}.scale")
-        if scale.numel() != 1:
-            raise self._wrong(f"{stem}.scale", f"has {scale.numel()} elements", "one")
-        return scale.reshape(())
+        if scale.numel() == 1:
+            return scale.reshape(())
+        if scale.numel() != experts:
+            wanted = "one" if experts == 1 else f"one, or one per expert ({experts})"
+            raise self._wrong(f"{stem}.scale", f"has {scale.numel()} elements", wanted)
+        return scale.reshape(-1)
 
     def _report(self, num_bytes: int) -> None:
         self._packed_bytes += num_bytes
         if self._progress is not None:
             self._progress(self._packed_bytes, self._total_bytes)
-
-

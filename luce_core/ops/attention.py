@@ -1,28 +1,27 @@
 """Paged attention, reference: head norms, RoPE, append, masked softmax over pages, gates.
 
-What a row sees. prefill: every entry of its sequence whose index is at most its own, those of its own chunk
-included, since K and V are written before any row reads. held: committed entries (index < length), then the
-held rows its `sees` bits name. A window hides entries whose index is at most the row's index - window; of a
-held row that index is its place in the text (`b.index`), not the place its entry happens to lie at.
+`luce_core.ops.pages` says which entries a row sees.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve
 from torch import Tensor
 
 from luce_core.contracts import AttentionSpec, ForwardBatch, Region
 from luce_core.errors import PluginError
 from luce_core.ops.namespace import Layer
+from luce_core.ops.pages import ClosedEntries, SequenceView, closed_entries, sequences
 
-SCORE_ELEMENTS = 1 << 24
-"""Scores held at once (64 MiB of f32): longer chunks are worked off in blocks of rows."""
+Extra = tuple[Region, Tensor | None]
+"""Compressed entries joined to the softmax: their region, and which of them, None = all."""
+
+GIVEN = {"k v": (True, True), "v": (False, True), "k": (True, False), "latent rope": (True, True)}
+"""Fields a region may have -> whether `k` and `v` are given; see `Ops.attention`."""
 
 
 def attention(
@@ -34,27 +33,30 @@ def attention(
     region: Region,
     spec: AttentionSpec,
     gate: Tensor | None = None,
-    extra: Any = None,
+    extra: Extra | None = None,
 ) -> Tensor:
-    """q [T, H·D], k [T, Hk·D], v [T, Hk·Dv] before norm and rope -> [T, H·Dv]; see the contract."""
-    if extra is not None:
-        raise PluginError(
-            f"The reference of op 'attention' reads no extra entries (layer {spec.layer}). "
-            "Use an op layer that does."
-        )
+    """q [T, H·D], k, v as the region's fields want them, before norm and rope -> [T, H·Dv]: see `Ops`."""
     query = _turned(ops, b, q.view(-1, spec.heads, spec.head_dim), spec.q_norm, spec)
-    if k is not None and v is not None:
-        key = _turned(ops, b, k.view(-1, spec.kv_heads, spec.head_dim), spec.k_norm, spec)
-        value = v.view(-1, spec.kv_heads, spec.value_dim)
-        if spec.v_norm is not None:
+    if k is not None or v is not None:
+        _check_given(region, k, v)
+        key = None if k is None else _turned(ops, b, k.view(k.shape[0], spec.kv_heads, -1), spec.k_norm, spec)
+        value = None if v is None else v.view(-1, spec.kv_heads, spec.value_dim)
+        if value is not None and spec.v_norm is not None:
             value = ops.head_rms(value, spec.v_norm)
         ops.append(b, key, value, region)
-    y = ops.attend(b, query, region, spec)
+    y = ops.attend(b, query, region, spec, extra) if extra else ops.attend(b, query, region, spec)
     if spec.inverse_output_rope and spec.rope is not None:
         y = ops.rope(y, b.position, spec.rope, inverse=True)
     y = y.reshape(-1, spec.heads * spec.value_dim)
-    if spec.gate == "sigmoid":
-        y = ops.mul(y, ops.act(gate, "sigmoid"))
+    if spec.gate:
+        if gate is None:
+            raise PluginError(
+                f"Op 'attention' of layer {spec.layer} has the gate {spec.gate!r} and got none."
+            )
+        factor = ops.act(gate, spec.gate)
+        if spec.gate_per_head:
+            factor = ops.expand(factor, -1, spec.value_dim).reshape(y.shape)
+        y = ops.mul(y, factor)
     return y  # type: ignore[no-any-return]
 
 
@@ -65,58 +67,147 @@ def _turned(ops: Any, b: ForwardBatch, x: Tensor, norm: Any, spec: AttentionSpec
     return x if spec.rope is None else ops.rope(x, b.position, spec.rope)
 
 
+def _check_given(region: Region, k: Tensor | None, v: Tensor | None) -> None:
+    wanted = GIVEN.get(_fields(region))
+    if wanted is None:
+        raise PluginError(
+            f"The reference of op 'attention' reads regions with the fields {', or '.join(GIVEN)}; region "
+            f"{region.name!r} has {', '.join(region.fields)}. Use an op layer that reads those."
+        )
+    if (k is not None, v is not None) != wanted:
+        needs = " and ".join(name for name, need in zip("kv", wanted, strict=True) if need)
+        raise PluginError(
+            f"Region {region.name!r} has the fields {', '.join(region.fields)}, so op 'attention' takes "
+            f"{needs} for it and nothing else."
+        )
+
+
+def _fields(region: Region) -> str:
+    return " ".join(sorted(region.fields))
+
+
 # --- writing
 
 
-def append(ops: Any, b: ForwardBatch, key: Tensor, value: Tensor, region: Region) -> None:
-    """Write key [T, Hk, D] and value [T, Hk, Dv] of every row to its entry, rounded to the cache type."""
-    k_pages, v_pages = _pages(region)
+def append(ops: Any, b: ForwardBatch, key: Tensor | None, value: Tensor | None, region: Region) -> None:
+    """Write key and value [T, Hk, ...] of every row to its entry, rounded to the cache type.
+
+    Fields k and rope take the key, v and latent the value.
+    """
+    sources = {"k": key, "rope": key, "v": value, "latent": value}
     for seq in sequences(b, region):
         rows, entries = seq.written(b, region)
-        k_pages[entries] = key[rows].to(k_pages.dtype)
-        v_pages[entries] = value[rows].to(v_pages.dtype)
-
-
-def _pages(region: Region) -> tuple[Tensor, Tensor]:
-    """Both fields as [num_blocks · block_entries, Hk, D]."""
-    if set(region.fields) != {"k", "v"}:
-        raise PluginError(
-            f"The reference of op 'attention' reads regions with the fields k and v; region {region.name!r} "
-            f"has {', '.join(region.fields)}. Use an op layer that reads those."
-        )
-    k, v = region.fields["k"], region.fields["v"]
-    return k.view(-1, *k.shape[2:]), v.view(-1, *v.shape[2:])
+        for name, pages in region.fields.items():
+            source = sources[name]
+            if source is not None:
+                flat = pages.view(-1, *pages.shape[2:])
+                flat[entries] = source[rows].reshape(-1, *flat.shape[1:]).to(pages.dtype)
 
 
 # --- reading
 
 
-def attend(ops: Any, b: ForwardBatch, query: Tensor, region: Region, spec: AttentionSpec) -> Tensor:
-    """query [T, H, D] over the pages of `region` -> [T, H, Dv]."""
-    k_pages, v_pages = _pages(region)
+def attend(
+    ops: Any,
+    b: ForwardBatch,
+    query: Tensor,
+    region: Region,
+    spec: AttentionSpec,
+    extra: Extra | None = None,
+) -> Tensor:
+    """query [T, H, D] over the pages of `region` (and `extra` entries) -> [T, H, Dv]."""
+    if not spec.bidirectional_spans and b.span is not None:
+        b = evolve(b, span=None)
     out = query.new_zeros(query.shape[0], spec.heads, spec.value_dim)
     for seq in sequences(b, region):
-        for rows in seq.row_blocks(spec.heads):
+        closed = None if extra is None else closed_entries(b, seq, extra[0])
+        chosen = None if extra is None else extra[1]
+        for rows in seq.row_blocks(spec.heads, _more_per_row(spec, closed, chosen)):
             seen = seq.entries_seen(b, rows, spec.window)
             mask = seq.visible(b, rows, seen, spec.window)
-            entries = seq.entry[seen]
-            out[rows] = masked_attention(
-                ops, query[rows], k_pages[entries].float(), v_pages[entries].float(), mask, spec
-            )
+            k, v = keys_values(ops, b, seq, seen, region, spec)
+            if closed is None:
+                out[rows] = masked_attention(ops, query[rows], k, v, mask, spec)
+                continue
+            if mask is None:
+                mask = torch.ones(rows.stop - rows.start, k.shape[0], dtype=torch.bool, device=k.device)
+            if chosen is None:
+                entries = closed.value[:, None].expand(-1, k.shape[1], -1)
+                k, v = torch.cat((k, entries)), torch.cat((v, entries[..., : spec.value_dim]))
+                mask = torch.cat((mask, closed.visible(b, rows)), 1)
+                out[rows] = masked_attention(ops, query[rows], k, v, mask, spec)
+            else:
+                place = closed.places(b, rows, chosen[rows])
+                picked = _picked(closed, place), place >= 0
+                out[rows] = masked_attention(ops, query[rows], k, v, mask, spec, picked)
     return out
 
 
+def _more_per_row(spec: AttentionSpec, closed: ClosedEntries | None, chosen: Tensor | None) -> int:
+    """Numbers one row's extra entries take."""
+    if closed is None:
+        return 0
+    if chosen is None:
+        return spec.heads * closed.number.shape[0]
+    return chosen.shape[1] * (spec.heads + spec.head_dim + closed.closer.shape[0])
+
+
+def _picked(closed: ClosedEntries, place: Tensor) -> Tensor:
+    """f32[T, n, D]; zeros where there is no entry at all."""
+    if not closed.value.shape[0]:
+        return closed.value.new_zeros(*place.shape, closed.value.shape[1])
+    return closed.value[place.clamp(min=0)]
+
+
+def keys_values(
+    ops: Any, b: ForwardBatch, seq: SequenceView, seen: slice, region: Region, spec: AttentionSpec
+) -> tuple[Tensor, Tensor]:
+    """k f32[n, Hk, D] and v f32[n, Hk, Dv] of these places."""
+    at = {
+        name: page.view(-1, *page.shape[2:])[seq.entry[seen]].float() for name, page in region.fields.items()
+    }
+    kind = _fields(region)
+    if kind == "k v":
+        return at["k"], at["v"]
+    if kind == "v":
+        v = at["v"]
+        k = v if spec.k_norm is None else v * spec.k_norm.weight
+        if spec.rope is not None:
+            if spec.rope.sections:
+                raise PluginError(
+                    f"Region {region.name!r} keeps values only: RoPE by several axes is not kept."
+                )
+            k = ops.rope(k, seq.index_of(b, seen)[None], spec.rope)
+        return k, v
+    if kind == "k":
+        k = at["k"].view(-1, spec.kv_heads, spec.head_dim)
+        return k, k[..., : spec.value_dim]
+    latent, turned = (at[name].view(-1, spec.kv_heads, at[name].shape[-1]) for name in ("latent", "rope"))
+    return torch.cat((latent, turned), -1), latent
+
+
 def masked_attention(
-    ops: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
+    ops: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    spec: AttentionSpec,
+    picked: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """q [T, H, D], k [n, Hk, D], v [n, Hk, Dv], mask bool[T, n] (None = all seen) -> [T, H, Dv].
 
-    A row that sees nothing (padding) gives zeros.
+    picked: (f32[T, m, D], bool[T, m]) entries of each row's own, K and V at once, and which of them count. A
+    row that sees nothing (padding) gives zeros.
     """
     rows, heads, dim = q.shape
     kv_heads = k.shape[1]
     grouped = q.view(rows, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)  # [Hk, G·T, D]
     scores = torch.bmm(grouped, k.permute(1, 2, 0)).view(kv_heads, -1, rows, k.shape[0]) * spec.scale
+    if picked is not None:
+        own = torch.einsum("hgtd,tmd->hgtm", grouped.view(kv_heads, -1, rows, dim), picked[0]) * spec.scale
+        scores = torch.cat((scores, own), -1)
+        mask = picked[1] if mask is None else torch.cat((mask, picked[1]), 1)
     if spec.softcap:
         scores = ops.softcap(scores, spec.softcap)
     if mask is not None:
@@ -127,142 +218,15 @@ def masked_attention(
     if spec.sinks is not None:  # where this overflows, the right answer is 0, and x / inf is
         total = total + torch.exp(spec.sinks.view(kv_heads, -1, 1, 1) - highest)
     weight = weight / total.clamp(min=torch.finfo(torch.float32).tiny)
-    y = torch.bmm(weight.view(kv_heads, -1, v.shape[0]), v.permute(1, 0, 2))
-    return y.view(kv_heads, -1, rows, v.shape[2]).permute(2, 0, 1, 3).reshape(rows, heads, -1)
-
-
-# --- one sequence of a batch
-
-
-@frozen(eq=False)
-class SequenceView:
-    """Where the rows and entries of one sequence of a batch lie. Read from the device: it synchronizes."""
-
-    held: bool
-    start: int
-    stop: int
-    """Rows start..stop of the batch."""
-    length: int
-    firsts: list[int]
-    """First token index of every block, rising."""
-    block: int
-    """Tokens per block."""
-    entry: Tensor
-    """i64[n] flat entry of every token the blocks can hold, in order of index."""
-    token: Tensor
-    """i64[n] index of that token."""
-
-    def place(self, index: int) -> int:
-        """Place in `entry` of token `index`. Raises IndexError when no block holds it."""
-        column = bisect_right(self.firsts, index) - 1
-        offset = index - self.firsts[column] if column >= 0 else self.block
-        if offset >= self.block:
-            raise IndexError(f"token {index} is in no block of its sequence; blocks begin at {self.firsts}")
-        return column * self.block + offset
-
-    def written(self, b: ForwardBatch, region: Region) -> tuple[slice | Tensor, Tensor]:
-        """Rows that write, and the entries they write to."""
-        rows: slice | Tensor = slice(self.start, self.stop)
-        if self.held:
-            first, count = self.length, self.stop - self.start
-            padding = (b.parent[rows] == -2).tolist()
-            if any(padding):
-                kept = [j for j in range(count) if not padding[j]]
-                places = [self.place(first + j) for j in kept]
-                return torch.tensor([self.start + j for j in kept]), self.entry[places]
-        else:
-            first, count = int(b.index[self.start]), self.stop - self.start
-        low, high = self.place(first), self.place(first + count - 1)
-        if high - low != count - 1:
-            raise IndexError(f"tokens {first}..{first + count - 1} are not in adjacent blocks: {self.firsts}")
-        return rows, self.entry[low : high + 1]
-
-    def row_blocks(self, heads: int) -> Iterator[slice]:
-        """Rows in blocks small enough that their scores fit SCORE_ELEMENTS."""
-        size = max(1, SCORE_ELEMENTS // max(1, heads * self.entry.shape[0]))
-        for start in range(self.start, self.stop, size):
-            yield slice(start, min(start + size, self.stop))
-
-    def entries_seen(self, b: ForwardBatch, rows: slice, window: int | None) -> slice:
-        """A range of places that holds all that any of `rows` sees."""
-        index = b.index[rows]
-        if self.held:
-            end = self.length + self.stop - self.start
-        elif b.span is not None:
-            end = int(b.index[self.stop - 1]) + 1
-        else:
-            end = int(index.max()) + 1
-        begin = 0 if window is None else int(index.min()) - window + 1
-        # A held row's entry lies at length + row, never before its index: nothing seen is cut off here.
-        return slice(self._count_below(begin), self._count_below(end))
-
-    def _count_below(self, index: int) -> int:
-        """How many places hold a token index below `index`."""
-        column = bisect_left(self.firsts, index) - 1
-        return 0 if column < 0 else column * self.block + min(self.block, index - self.firsts[column])
-
-    def visible(self, b: ForwardBatch, rows: slice, seen: slice, window: int | None) -> Tensor | None:
-        """bool[rows, places]; None where one row sees all of them."""
-        token = self.token[seen]
-        index = b.index[rows].long()[:, None]
-        if not self.held:
-            if rows.stop - rows.start == 1 and b.span is None:
-                return None
-            mask = token <= index
-            if b.span is not None:
-                mask = mask | self._same_span(b, b.span, rows, token)
-            return mask if window is None else mask & (token > index - window)
-        if rows.stop - rows.start == 1 and self.stop - self.start == 1 and not self._blind(b):
-            return None
-        committed = token < self.length
-        row = (token - self.length).clamp(0, self.stop - self.start - 1)
-        bits = (b.sees[rows][:, row >> 6] >> (row & 63)) & 1
-        mask = committed | (bits != 0)
-        if window is None:
-            return mask
-        place = torch.where(committed, token, b.index[self.start : self.stop].long()[row])
-        return mask & (place > index - window)
-
-    def _blind(self, b: ForwardBatch) -> bool:
-        """Whether the only row does not see itself: padding."""
-        return int(b.sees[self.start, 0]) & 1 == 0
-
-    def _same_span(self, b: ForwardBatch, span: Tensor, rows: slice, token: Tensor) -> Tensor:
-        """bool[rows, places]: a row of the same bidirectional span."""
-        own = span[rows].long()[:, None]
-        first = int(b.index[self.start])
-        row = token - first
-        inside = (row >= 0) & (row < self.stop - self.start)
-        theirs = span[self.start : self.stop].long()[row.clamp(0, self.stop - self.start - 1)]
-        return inside & (own >= 0) & (theirs == own)
-
-
-def sequences(b: ForwardBatch, region: Region) -> Iterator[SequenceView]:
-    """The sequences of a batch that have rows, with their entries in the group of `region`."""
-    table = b.table[region.group]
-    bounds = b.query_start.tolist()
-    lengths, counts = b.length.tolist(), table.count.tolist()
-    block = region.block_entries * region.stride
-    if region.stride != 1:
-        raise PluginError(
-            f"The reference of op 'attention' reads one entry per token; region {region.name!r} has one per "
-            f"{region.stride}."
-        )
-    within = torch.arange(block, device=table.block.device)
-    for s, count in enumerate(counts):
-        if bounds[s] == bounds[s + 1]:
-            continue
-        blocks, first = table.block[s, :count], table.first[s, :count]
-        yield SequenceView(
-            held=b.phase == "held",
-            start=bounds[s],
-            stop=bounds[s + 1],
-            length=lengths[s],
-            firsts=first.tolist(),
-            block=block,
-            entry=(blocks[:, None] * block + within).flatten(),
-            token=(first[:, None] + within).flatten(),
-        )
+    shared = weight if picked is None else weight[..., : k.shape[0]]
+    y = torch.bmm(shared.reshape(kv_heads, -1, v.shape[0]), v.permute(1, 0, 2)).view(
+        kv_heads, -1, rows, v.shape[2]
+    )
+    if picked is not None:
+        y = y + torch.einsum("hgtm,tmd->hgtd", weight[..., k.shape[0] :], picked[0][..., : v.shape[2]])
+    return y.permute(2, 0, 1, 3).reshape(rows, heads, -1)
 
 
 OPS: Layer = {"attention": attention, "append": append, "attend": attend}
+
+__all__ = ["OPS", "append", "attend", "attention", "masked_attention", "sequences"]

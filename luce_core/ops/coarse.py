@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from luce_core.contracts import ForwardBatch, Linear, LinearGroup, Norm
+from luce_core.contracts import Clamp, ForwardBatch, Linear, LinearGroup, Norm
 from luce_core.ops.namespace import Layer
 
 
-def embed(ops: Any, b: ForwardBatch, table: Linear, scale: float = 1.0) -> Tensor:
+def embed(ops: Any, b: ForwardBatch, table: Linear, scale: float = 1.0, given: bool = True) -> Tensor:
     x: Tensor = ops.table_rows(table, b.token)
     if scale != 1.0:
         x = ops.scale(x, scale)
-    if b.embeds is not None and b.embed_rows is not None:
+    if given and b.embeds is not None and b.embed_rows is not None:
         x = x.index_copy(0, b.embed_rows.long(), b.embeds.to(x.dtype))
     return x
 
@@ -56,7 +56,7 @@ def gated_mlp(
     residual: Tensor | None = None,
     post: Norm | None = None,
     act: str = "silu",
-    clamp: float | None = None,
+    clamp: Clamp | None = None,
     scale: Any = 1.0,
 ) -> Tensor:
     gate, up = ops.norm_linear(x, norm, gate_up)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luce_core.contracts import Norm, RopeSpec
+from luce_core.contracts import Clamp, Norm, RopeSpec
 from luce_core.errors import PluginError
 from luce_core.ops.namespace import Layer
 
@@ -20,6 +20,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "sigmoid": torch.sigmoid,
+    "softplus": F.softplus,
 }
 
 
@@ -52,12 +53,14 @@ def act(ops: Any, x: Tensor, kind: str) -> Tensor:
     return ACTIVATIONS[kind](x)
 
 
-def act_mul(ops: Any, gate: Tensor, up: Tensor, kind: str = "silu", clamp: float | None = None) -> Tensor:
-    """act(gate) · up. clamp: gate is cut above, up on both sides, before the activation (DeepSeek-V4)."""
-    if clamp is not None:
-        gate = gate.clamp(max=clamp)
-        up = up.clamp(-clamp, clamp)
-    return ops.act(gate, kind) * up  # type: ignore[no-any-return]
+def act_mul(ops: Any, gate: Tensor, up: Tensor, kind: str = "silu", clamp: Clamp | None = None) -> Tensor:
+    """act(gate) · up, within the bounds of `clamp`."""
+    if clamp is None:
+        return ops.act(gate, kind) * up  # type: ignore[no-any-return]
+    up = up.clamp(-clamp.limit, clamp.limit)
+    if clamp.at == "before":
+        return ops.act(gate.clamp(max=clamp.limit), kind) * up  # type: ignore[no-any-return]
+    return ops.act(gate, kind).clamp(max=clamp.limit) * up  # type: ignore[no-any-return]
 
 
 def softcap(ops: Any, x: Tensor, cap: float) -> Tensor:
@@ -87,8 +90,21 @@ def l2norm(ops: Any, x: Tensor, eps: float = 1e-6) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 
 
+def cat(ops: Any, parts: tuple[Tensor, ...], dim: int = -1) -> Tensor:
+    return torch.cat(tuple(parts), dim)
+
+
+def topk(ops: Any, x: Tensor, k: int) -> Tensor:
+    """Places of the k largest of x [..., n] -> i32[..., k], best first, the lowest place on ties."""
+    return x.sort(dim=-1, descending=True, stable=True).indices[..., :k].to(torch.int32)
+
+
 def rope(ops: Any, x: Tensor, position: Tensor, spec: RopeSpec, inverse: bool = False) -> Tensor:
-    """Rotate the first n_rot features of every head. x [T, H, D], position i32[axes, T] -> [T, H, D]."""
+    """Rotate n_rot features of every head, the first or the last. x [T, H, D], position i32[axes, T]."""
+    rotated = 2 * spec.inv_freq.shape[0]
+    if spec.part == "last" and x.shape[-1] != rotated:
+        still, turning = torch.split(x, [x.shape[-1] - rotated, rotated], -1)
+        return torch.cat((still, ops.rope(turning, position, spec, inverse)), -1)
     angle = _angles(position, spec)[:, None, :]
     cos, sin = torch.cos(angle) * spec.magnitude, torch.sin(angle) * spec.magnitude
     if inverse:
@@ -146,4 +162,6 @@ OPS: Layer = {
     "gather": gather,
     "l2norm": l2norm,
     "rope": rope,
+    "cat": cat,
+    "topk": topk,
 }

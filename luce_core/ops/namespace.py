@@ -17,12 +17,13 @@ from luce_core.errors import EngineError, PluginError
 Implementation = Callable[..., Any]
 Layer = Mapping[str, Implementation]
 
-COARSE_OPS = frozenset(name for name in vars(Ops) if not name.startswith("_"))
+ARCH_OPS = frozenset(name for name in vars(Ops) if not name.startswith("_"))
+"""Those architectures call: the coarse ones and some of the fine."""
 FINE_OPS = frozenset(
     {
         *("rms", "linear", "add", "mul", "scale", "act", "act_mul", "softcap", "rope", "head_rms"),
         *("append", "attend", "conv_window", "l2norm", "delta_scan", "delta_fold", "topk", "moe_linear"),
-        *("pool_softmax", "sinkhorn", "mean", "expand", "gather", "table_rows"),
+        *("pool_softmax", "sinkhorn", "mean", "expand", "gather", "table_rows", "cat"),
     }
 )
 WEIGHT_OPS = frozenset({"dequantize", "pack_linear", "pack_group"})
@@ -33,7 +34,7 @@ ENGINE_OPS = frozenset(
         *("commit", "observe", "prompt_logprobs", "logprobs"),
     }
 )
-KNOWN_OPS = COARSE_OPS | FINE_OPS | WEIGHT_OPS | STATE_OPS | ENGINE_OPS
+KNOWN_OPS = ARCH_OPS | FINE_OPS | WEIGHT_OPS | STATE_OPS | ENGINE_OPS
 
 
 class OpsNamespace:

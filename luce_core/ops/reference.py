@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from luce_core.ops import attention, coarse, fine, pack, sampling, state
+from luce_core.ops import attention, coarse, fine, moe, pack, sampling, scores, state
 from luce_core.ops.namespace import Layer
 
 ENGINE: Layer = {
     "process_logits": sampling.process_logits,
     "sample": sampling.sample,
     "logprobs": sampling.logprobs,
+    "prompt_logprobs": scores.prompt_logprobs,
 }
 
-REFERENCE: Layer = {**pack.OPS, **fine.OPS, **attention.OPS, **coarse.OPS, **state.OPS, **ENGINE}
+REFERENCE: Layer = {**pack.OPS, **fine.OPS, **attention.OPS, **coarse.OPS, **moe.OPS, **state.OPS, **ENGINE}

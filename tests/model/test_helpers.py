@@ -13,12 +13,14 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import read_header
-from luce_core.model.helpers import rope_spec
+from luce_core.model.helpers import rope_spec, unit_norm
 from luce_core.model.metadata import (
     RopeParams,
     full_attention_layout,
+    long_factors,
     read_decoder,
     read_rope,
+    read_window_rope,
     special_tokens,
     vocab_size,
     weight_totals,
@@ -90,6 +92,61 @@ def test_factors_divide_the_frequencies():
     torch.testing.assert_close(scaled * factors, plain)
 
 
+@pytest.mark.parametrize("context", [256, 1024])
+def test_longrope_equals_transformers(context):
+    short, long = [1.0 + j / 32 for j in range(32)], [2.0 + j for j in range(32)]
+    config = LlamaConfig(
+        hidden_size=2 * HEAD_DIM,
+        num_attention_heads=2,
+        max_position_embeddings=1024,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": short,
+            "long_factor": long,
+            "original_max_position_embeddings": 512,
+            "factor": 2.0,
+        },
+    )
+    want, magnitude = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=context)
+    params = RopeParams(1e4, HEAD_DIM, "longrope", 2.0, 512, attention_factor=magnitude)
+    name = long_factors(params, context)
+    factors = torch.tensor({"rope_factors_short": short, "rope_factors_long": long}[name])
+    spec = rope_spec(params, pairs="halves", factors=factors)
+    torch.testing.assert_close(spec.inv_freq, want, rtol=1e-6, atol=0)
+    assert spec.magnitude == magnitude
+
+
+def test_a_magnitude_can_be_given_and_the_rest_of_the_spec_is_passed_on():
+    params = RopeParams(1e4, HEAD_DIM, "yarn", 16.0, 65536)
+    spec = rope_spec(
+        params, pairs="adjacent", magnitude=1.0, part="last", sections=(16, 8, 8), interleaved_sections=True
+    )
+    assert (spec.magnitude, spec.part, spec.sections, spec.interleaved_sections) == (
+        1.0,
+        "last",
+        (16, 8, 8),
+        True,
+    )
+    assert rope_spec(params, pairs="halves").magnitude == pytest.approx(1.0 + 0.1 * np.log(16))
+
+
+def test_proportional_factors_leave_pairs_still():
+    factors = torch.cat([torch.ones(8), torch.full((24,), 1e30)])
+    spec = rope_spec(RopeParams(1e6, HEAD_DIM), pairs="halves", factors=factors)
+    angle = spec.inv_freq * 262144
+    assert bool((angle[8:] < 1e-20).all())
+    np.testing.assert_allclose(spec.inv_freq[:8], [1e6 ** (-2 * j / HEAD_DIM) for j in range(8)], rtol=1e-6)
+
+
+def test_a_norm_without_weight_changes_no_bit():
+    x = torch.randn(3, 8)
+    norm = unit_norm(8, 1e-6)
+    assert torch.nn.functional.rms_norm(x, (8,), norm.weight, 1e-6).equal(
+        torch.nn.functional.rms_norm(x, (8,), None, 1e-6)
+    )
+
+
 def test_factors_of_the_wrong_number_are_refused():
     with pytest.raises(ModelFormatError, match=r"'rope_freqs.weight' has the shape \[3\]; wanted \[32\]"):
         rope_spec(RopeParams(1e4, HEAD_DIM), pairs="halves", factors=torch.ones(3))
@@ -127,6 +184,26 @@ def test_rope_keys(tmp_path):
 def test_rope_scaling_old_and_new(tmp_path, keys, scaling, factor):
     params = read_rope(header_of(tmp_path, keys), HEAD_DIM)
     assert (params.scaling, params.factor) == (scaling, factor)
+
+
+def test_longrope_is_read_by_those_who_ask_for_it(tmp_path):
+    keys = {"any.rope.scaling.type": "longrope", "any.rope.scaling.original_context_length": 512}
+    header = header_of(tmp_path, {**keys, "any.rope.scaling.attn_factor": 1.19})
+    params = read_rope(header, HEAD_DIM, longrope=True)
+    assert (params.scaling, params.original_context) == ("longrope", 512)
+    assert params.attention_factor == pytest.approx(1.19)
+    with pytest.raises(ModelFormatError, match=r"'longrope'; wanted one of 'none', 'linear', 'yarn'"):
+        read_rope(header, HEAD_DIM)
+
+
+def test_layers_with_a_window_have_keys_of_their_own(tmp_path):
+    keys = {"any.rope.freq_base": 1e6, "any.rope.scaling.factor": 8.0}
+    assert read_window_rope(header_of(tmp_path, keys), HEAD_DIM) == RopeParams(1e4, HEAD_DIM)
+    keys |= {"any.rope.freq_base_swa": 5e3, "any.rope.dimension_count_swa": 32}
+    assert read_window_rope(header_of(tmp_path, keys), HEAD_DIM) == RopeParams(5e3, 32)
+    for key, value in (("any.rope.freq_base_swa", 0.0), ("any.rope.dimension_count_swa", 31)):
+        with pytest.raises(ModelFormatError, match=key):
+            read_window_rope(header_of(tmp_path, {key: value}), HEAD_DIM)
 
 
 def test_yarn_without_an_original_context_takes_the_context(tmp_path):

@@ -133,6 +133,56 @@ def test_progress_reaches_the_bytes_that_were_packed(weights, tensors):
     assert seen == [(256, total), (512, total)]
 
 
+# --- experts
+
+
+def stacks(rng, fused=False):
+    shapes = {"gate_up": (3, 10, 8)} if fused else {"gate": (3, 5, 8), "up": (3, 5, 8)}
+    shapes["down"] = (3, 8, 5)
+    return {
+        f"blk.1.ffn_{name}_exps.weight": rng.standard_normal(shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_experts_are_stacks_with_the_rows_of_one_below_the_other(weights, fused):
+    own = stacks(np.random.default_rng(1), fused)
+    bank = weights(own).experts(1)
+    assert bank.lut.tolist() == [0, 1, 2]
+    assert bank.mailbox is None
+    assert bank.stack.count == 3
+    assert [w.out_features for w in bank.stack.gate_up] == ([30] if fused else [15, 15])
+    for handle in (*bank.stack.gate_up, bank.stack.down):
+        want = own[handle.name]
+        np.testing.assert_array_equal(handle.packed, want.reshape(-1, want.shape[-1]))
+
+
+def test_experts_bring_their_biases_and_scales(weights):
+    bias, scale = np.ones((3, 8), np.float32), np.array([1, 2, 3], np.float32)
+    more = {"blk.1.ffn_down_exps.bias": bias, "blk.1.ffn_down_exps.scale": scale}
+    down = weights({**stacks(np.random.default_rng(1)), **more}).experts(1).stack.down
+    assert down.bias.shape == (24,)
+    assert down.scale.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"blk.1.ffn_up_exps.weight": None}, "'blk.1.ffn_up_exps.weight' is missing"),
+        ({"blk.1.ffn_up_exps.weight": np.ones((3, 4, 8), np.float32)}, "'blk.1.ffn_up_exps.weight' has"),
+        ({"blk.1.ffn_gate_exps.weight": np.ones((2, 5, 8), np.float32)}, "'blk.1.ffn_gate_exps.weight' has"),
+        ({"blk.1.ffn_gate_exps.weight": np.ones((15, 8), np.float32)}, "three dimensions"),
+        ({"blk.1.ffn_down_exps.weight": np.ones((3, 7, 5), np.float32)}, "'blk.1.ffn_gate_exps.weight' has"),
+        ({"blk.1.ffn_down_exps.bias": np.ones(24, np.float32)}, "wanted .3, 8."),
+        ({"blk.1.ffn_down_exps.scale": np.ones(2, np.float32)}, r"one per expert \(3\)"),
+    ],
+)
+def test_experts_that_do_not_fit_are_named(weights, changes, message):
+    with pytest.raises(ModelFormatError, match=message):
+        weights({**stacks(np.random.default_rng(1)), **changes}).experts(1)
+
+
 @pytest.mark.parametrize(
     ("changes", "use", "message"),
     [
@@ -144,7 +194,7 @@ def test_progress_reaches_the_bytes_that_were_packed(weights, tensors):
         ({"q.bias": np.ones(7, np.float32)}, lambda w: w.linear("q"), "'q.bias' has .* .7.; wanted .8."),
         ({"q.scale": np.ones(2, np.float32)}, lambda w: w.linear("q"), "'q.scale' has 2 elements"),
         ({}, lambda w: w.group("", fused="q", rows=(4, 3)), "'q.weight' has 8 rows; wanted 4 \\+ 3 rows"),
-        ({}, lambda w: w.experts(3), "layer 3"),
+        ({}, lambda w: w.experts(3), "'blk.3.ffn_down_exps.weight' is missing"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(weights, changes, use, message):

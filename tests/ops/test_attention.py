@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from luce_core.contracts import AttentionSpec, Norm, Region, RopeSpec, SeqTable
 from luce_core.errors import PluginError
 from luce_core.model.batch import RowSet, make_batch
-from luce_core.ops import attention as module
 from luce_core.ops import build_ops
+from luce_core.ops import pages as module
 
 OPS = build_ops()
 HEADS, KV_HEADS, DIM, VALUE_DIM = 4, 2, 8, 6
@@ -326,7 +326,7 @@ def test_what_the_reference_cannot_read_is_said():
     qkv = rows_of(np.random.default_rng(0), 1)
     with pytest.raises(PluginError, match="'latent'"):
         run("prefill", sets, qkv, latent, spec())
-    with pytest.raises(PluginError, match="extra entries"):
+    with pytest.raises(PluginError, match="compressed entries are one field"):
         run("prefill", sets, qkv, pages, spec(), extra=(pages, None))
     with pytest.raises(PluginError, match="one per 4"):
         run("prefill", sets, qkv, Region("kv", "full", pages.fields, 4, stride=4), spec())

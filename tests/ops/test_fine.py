@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luce_core.contracts import Norm, RopeSpec
+from luce_core.contracts import Clamp, Norm, RopeSpec
 from luce_core.errors import PluginError
 from luce_core.ops import build_ops
 from luce_core.ops.fine import section_axes
@@ -49,6 +49,7 @@ def test_l2norm():
         ("gelu_tanh", lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
         ("relu", lambda x: max(x, 0.0)),
         ("sigmoid", lambda x: 1 / (1 + math.exp(-x))),
+        ("softplus", lambda x: math.log1p(math.exp(x))),
     ],
 )
 def test_activations(kind, formula):
@@ -65,8 +66,25 @@ def test_an_unknown_activation_lists_the_known_ones():
 def test_act_mul_clamps_the_gate_above_and_up_on_both_sides_before_the_activation():
     gate, up = torch.tensor([-20.0, 20.0]), torch.tensor([-20.0, 20.0])
     want = [(-20 / (1 + math.exp(20))) * -3, (3 / (1 + math.exp(-3))) * 3]
-    torch.testing.assert_close(OPS.act_mul(gate, up, "silu", 3.0), torch.tensor(want))
+    torch.testing.assert_close(OPS.act_mul(gate, up, "silu", Clamp(3.0)), torch.tensor(want))
     torch.testing.assert_close(OPS.act_mul(gate, up), torch.nn.functional.silu(gate) * up)
+
+
+def test_act_mul_clamps_after_the_activation_where_the_clamp_says_so():
+    gate, up = torch.tensor([-20.0, 2.0, 20.0]), torch.tensor([-20.0, 1.0, 20.0])
+    silu = [x / (1 + math.exp(-x)) for x in gate.tolist()]
+    want = [silu[0] * -3, silu[1] * 1, 3 * 3]
+    torch.testing.assert_close(OPS.act_mul(gate, up, "silu", Clamp(3.0, "after")), torch.tensor(want))
+
+
+def test_softplus_is_linear_for_large_numbers():
+    assert OPS.act(torch.tensor([1e4]), "softplus").tolist() == [1e4]
+
+
+def test_topk_takes_the_lowest_place_on_ties():
+    x = torch.tensor([[0.0, 2.0, 1.0, 2.0, 1.0], [1.0] * 5])
+    assert OPS.topk(x, 3).tolist() == [[1, 3, 2], [0, 1, 2]]
+    assert OPS.topk(x, 3).dtype == torch.int32
 
 
 def test_small_ones():
@@ -76,6 +94,8 @@ def test_small_ones():
     assert OPS.scale(x, 3).equal(x * 3)
     assert OPS.mean(x, 0).equal(x.mean(0))
     assert OPS.gather(x, torch.tensor([2, 0], dtype=torch.int32)).equal(x[[2, 0]])
+    assert OPS.cat((x, y)).equal(torch.tensor([a + b for a, b in zip(x.tolist(), y.tolist(), strict=True)]))
+    assert OPS.cat([x, y], 0).tolist() == x.tolist() + y.tolist()
     assert OPS.expand(x, 1, 5).equal(torch.stack([x] * 5, 1))
     assert OPS.expand(x, -1, 5).equal(torch.stack([x] * 5, -1))
     torch.testing.assert_close(OPS.softcap(x, 2.0), 2 * torch.tanh(x / 2))
@@ -104,6 +124,20 @@ def test_rope_turns_pairs_as_complex_numbers(seed, half, rest, pairs, inverse, m
             np.testing.assert_allclose(got[token, :, a].numpy(), z.real, atol=1e-5)
             np.testing.assert_allclose(got[token, :, b].numpy(), z.imag, atol=1e-5)
     assert got[..., 2 * half :].equal(x[..., 2 * half :])
+
+
+@pytest.mark.parametrize("pairs", ["halves", "adjacent"])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_rope_of_the_last_features_is_rope_of_those_alone(pairs, inverse):
+    x, position = numbers(3, 2, 11), torch.tensor([[0, 5, 4097]], dtype=torch.int32)
+    frequency = torch.logspace(0, -2, 3)
+    got = OPS.rope(x, position, RopeSpec(frequency, pairs, 1.3, part="last"), inverse=inverse)
+    assert got[..., :5].equal(x[..., :5])
+    assert got[..., 5:].equal(
+        OPS.rope(x[..., 5:], position, RopeSpec(frequency, pairs, 1.3), inverse=inverse)
+    )
+    whole = OPS.rope(x[..., 5:], position, RopeSpec(frequency, pairs, 1.3, part="last"), inverse=inverse)
+    assert whole.equal(got[..., 5:])
 
 
 def test_rope_of_equal_positions_on_all_axes_is_plain_rope():

@@ -46,16 +46,16 @@ def test_an_op_private_to_a_layer_carries_a_dot():
 
 
 def test_an_op_without_implementation_says_so_when_called():
-    with pytest.raises(EngineError, match=r"'experts' has no implementation here.*attention"):
-        build_ops().experts(X)
+    with pytest.raises(EngineError, match=r"'merge_trees' has no implementation here.*attention"):
+        build_ops().merge_trees(X)
     with pytest.raises(EngineError, match=r"'linaer' does not exist\. Did you mean 'linear'"):
         build_ops().linaer(X)
 
 
 def test_an_op_without_reference_can_come_from_a_layer():
-    ops = build_ops({"route": lambda ops, *args: "routed"})
-    assert "route" in ops
-    assert ops.route() == "routed"
+    ops = build_ops({"merge_trees": lambda ops, *args: "merged"})
+    assert "merge_trees" in ops
+    assert ops.merge_trees() == "merged"
 
 
 def test_the_namespace_is_frozen():

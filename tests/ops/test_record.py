@@ -132,8 +132,8 @@ def test_anything_but_ops_and_views_is_refused_by_name(operation):
 
 def test_an_op_that_is_not_there_is_refused_while_recording():
     recorder = Recorder(OPS)
-    with pytest.raises(PluginError, match="'experts' has no implementation"):
-        recorder.record(lambda batch: recorder.experts(batch, batch))
+    with pytest.raises(PluginError, match="'merge_trees' has no implementation"):
+        recorder.record(lambda batch: recorder.merge_trees(batch, batch))
 
 
 def test_a_value_kept_from_an_earlier_recording_is_refused():
@@ -202,9 +202,7 @@ def test_a_rewrite_that_breaks_the_program_is_named():
         "no earlier call makes": attrs.evolve(program, calls=program.calls[1:]),
         "a second time": attrs.evolve(program, calls=(*program.calls, program.calls[-1])),
         "made by no call": attrs.evolve(program, outputs=(999,)),
-        "does not exist": attrs.evolve(
-            program, calls=(*program.calls, OpCall("fused", (), {}, ()))
-        ),
+        "does not exist": attrs.evolve(program, calls=(*program.calls, OpCall("fused", (), {}, ()))),
     }
     for message, result in broken.items():
         with pytest.raises(PluginError, match=message):

@@ -65,9 +65,9 @@ class CTier:
         assert step is not None, w.name
         return self._single("linear", step)[0].view(*x.shape[:-1], w.out_features)
 
-    def embed(self, ops: Any, b: ForwardBatch, table: Linear, scale: float = 1.0) -> Tensor:
-        step = lowering.embed(b, table, scale)
-        return self._single("embed", step)[0] if step else coarse.embed(ops, b, table, scale)
+    def embed(self, ops: Any, *args: Any, **kwargs: Any) -> Tensor:
+        step = lowering.embed(*args, **kwargs)
+        return self._single("embed", step)[0] if step else coarse.embed(ops, *args, **kwargs)
 
     def norm_linear(self, ops: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         step = lowering.norm_linear(*args, **kwargs)

@@ -19,7 +19,7 @@ from attrs import frozen
 from torch import Tensor
 
 from luce_backend_cpu import native
-from luce_core.contracts import AttentionSpec, Linear, LinearGroup, Norm, Region
+from luce_core.contracts import AttentionSpec, Clamp, Linear, LinearGroup, Norm, Region
 from luce_core.ops.fine import section_axes
 
 CACHE_FORMATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -96,8 +96,8 @@ class Step:
     """tap: the layer."""
 
 
-def embed(b: Any, table: Linear, scale: float = 1.0) -> Step | None:
-    if not isinstance(table.packed, Packed):
+def embed(b: Any, table: Linear, scale: float = 1.0, given: bool = True) -> Step | None:
+    if not isinstance(table.packed, Packed) or not given:
         return None
     op = _op(native.EMBED, (table,), scale=scale)
     return Step(op, {}, (table.in_features,), (op.keep, table), batch=b) if op else None
@@ -132,11 +132,11 @@ def gated_mlp(
     residual: Any = None,
     post: Norm | None = None,
     act: str = "silu",
-    clamp: float | None = None,
+    clamp: Clamp | None = None,
     scale: Any = 1.0,
 ) -> Step | None:
     factor, pair = _number(scale), gate_up.members
-    if factor is None or act not in native.ACTS:
+    if factor is None or act not in native.ACTS or (clamp is not None and clamp.at != "before"):
         return None
     if len(pair) != 2 or pair[0].out_features != pair[1].out_features:
         return None
@@ -144,7 +144,7 @@ def gated_mlp(
     if op is None:
         return None
     op.act = native.ACTS[act]
-    op.clamp = -1.0 if clamp is None else clamp
+    op.clamp = -1.0 if clamp is None else clamp.limit
     return Step(
         op, {"x": x, "residual": residual}, (down.out_features,), (op.keep, gate_up, down, norm, post),
     )
@@ -163,6 +163,8 @@ def attention(
 ) -> Step | None:
     pages = region.fields
     if extra is not None or spec.inverse_output_rope or region.stride != 1 or set(pages) != {"k", "v"}:
+        return None
+    if spec.gate not in ("", "sigmoid") or spec.gate_per_head or (spec.rope and spec.rope.part != "first"):
         return None
     if (k is None) != (v is None) or any(page.dtype not in CACHE_FORMATS for page in pages.values()):
         return None

@@ -235,16 +235,23 @@ def test_row_invariant_rows_do_not_know_their_batch(quick_lib, phase):
 
 @pytest.mark.parametrize(
     "change",
-    [{"extra": (None, None)}, {"inverse_output_rope": True}, {"stride": 4}, {"fields": {"latent"}}],
-    ids=["extra", "inverse", "stride", "fields"],
+    [
+        {"extra": (None, None)},
+        {"spec": {"inverse_output_rope": True}},
+        {"spec": {"gate": "softplus"}},
+        {"spec": {"gate": "sigmoid", "gate_per_head": True}},
+        {"spec": {"rope": RopeSpec(torch.ones(2), part="last")}},
+        {"stride": 4},
+        {"fields": {"latent"}},
+    ],
+    ids=["extra", "inverse", "softplus", "per head", "last", "stride", "fields"],
 )
 def test_what_the_library_cannot_do_is_left_to_the_reference(change):
     from attrs import evolve
 
     case = Case(PLAIN, "held", [(8, chain(1))], np.random.default_rng(0))
     region, spec, extra = case.regions[0], PLAIN, change.get("extra")
-    if "inverse_output_rope" in change:
-        spec = evolve(spec, inverse_output_rope=True)
+    spec = evolve(spec, **change.get("spec", {}))
     if "stride" in change:
         region = evolve(region, stride=4)
     if "fields" in change:

@@ -11,7 +11,7 @@ from luce_backend_cpu import lowering
 from luce_backend_cpu.c_tier import FAST
 from luce_backend_cpu.region import GEMM_ROWS, single
 
-from luce_core.contracts import Linear, LinearGroup, Norm, RawLinear
+from luce_core.contracts import Clamp, Linear, LinearGroup, Norm, RawLinear
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import build_ops
 
@@ -72,7 +72,7 @@ def test_gated_mlp(lib, linear_of, rows, act):
         "residual": rand(rows, 32, seed=5),
         "post": Norm(rand(32, seed=6), 1e-5),
         "act": act,
-        "clamp": 1.5,
+        "clamp": Clamp(1.5),
         "scale": 2.0,
     }
     x = rand(rows, 32)
@@ -167,6 +167,25 @@ def test_weights_packed_by_another_layer_are_left_to_it():
     assert lowering.gated_mlp(x, None, group, foreign) is None
     assert lowering.head(x, None, foreign) is None
     assert lowering.embed(None, foreign) is None
+
+
+def test_what_the_library_cannot_do_is_left_to_the_reference(lib, linear_of):
+    (gate, _), (up, _), (down, _) = (linear_of(lib, "F32", 4, 4, seed=n) for n in range(3))
+    pair = LinearGroup((gate, up))
+    assert lowering.gated_mlp(rand(1, 4), None, pair, down, clamp=Clamp(1.0)) is not None
+    assert lowering.gated_mlp(rand(1, 4), None, pair, down, clamp=Clamp(1.0, "after")) is None
+    assert lowering.embed(None, gate, 1.0) is not None
+    assert lowering.embed(None, gate, 1.0, given=False) is None
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_experts_read_packed_stacks(lib, linear_of, rows):
+    """No op of this layer: the reference, over the layer's own rows."""
+    ops = build_ops({"table_rows": FAST.table_rows})
+    mine, theirs = linear_of(lib, "Q8_0", 8 * 32, 64, seed=1)
+    x = rand(rows, 64)
+    ids = torch.from_numpy(np.random.default_rng(2).integers(0, 8, (rows, 3)).astype(np.int32))
+    torch.testing.assert_close(ops.moe_linear(x, ids, mine, 8), REFERENCE.moe_linear(x, ids, theirs, 8))
 
 
 def test_only_mapped_files_are_forgotten(tmp_path):
