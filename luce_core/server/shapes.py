@@ -75,7 +75,7 @@ class ErrorFields(TypedDict):
 
 
 class ErrorAnswer(TypedDict):
-    """Every error of every route, and the last event of a stream that failed."""
+    """Every error of every route."""
 
     error: ErrorFields
 
@@ -179,6 +179,17 @@ class AssistantMessage(TypedDict):
 
 
 Reason = Literal["stop", "length", "cancelled"]
+StreamReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class PromptScore(TypedDict):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptScores = list[dict[str, PromptScore] | None]
+"""Per token of the prompt, by id: the token itself and its likeliest alternatives; null for the first."""
 
 
 class ChatChoice(TypedDict):
@@ -195,6 +206,7 @@ class ChatAnswer(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: NotRequired[PromptScores]
 
 
 class Delta(TypedDict):
@@ -206,11 +218,13 @@ class ChunkChoice(TypedDict):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: Reason | None
+    finish_reason: StreamReason | None
 
 
 class ChatChunk(TypedDict):
-    """One event of a stream. The one with the usage, sent where asked for, has no choices."""
+    """One event of a stream. The one with the usage, sent where asked for, has no choices; one with an error
+    ends every choice that still ran.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -218,6 +232,7 @@ class ChatChunk(TypedDict):
     model: str
     choices: list[ChunkChoice]
     usage: NotRequired[Usage]
+    error: NotRequired[ErrorFields]
 
 
 class LegacyLogprobs(TypedDict):
@@ -232,6 +247,7 @@ class TextChoice(TypedDict):
     text: str
     logprobs: LegacyLogprobs | None
     finish_reason: Reason
+    prompt_logprobs: NotRequired[PromptScores]
 
 
 class TextAnswer(TypedDict):
@@ -247,11 +263,13 @@ class TextChunkChoice(TypedDict):
     index: int
     text: str
     logprobs: LegacyLogprobs | None
-    finish_reason: Reason | None
+    finish_reason: StreamReason | None
 
 
 class TextChunk(TypedDict):
-    """One event of a stream. The one with the usage, sent where asked for, has no choices."""
+    """One event of a stream. The one with the usage, sent where asked for, has no choices; one with an error
+    ends every choice that still ran.
+    """
 
     id: str
     object: Literal["text_completion"]
@@ -259,6 +277,7 @@ class TextChunk(TypedDict):
     model: str
     choices: list[TextChunkChoice]
     usage: NotRequired[Usage]
+    error: NotRequired[ErrorFields]
 
 
 class Piece(TypedDict):
