@@ -76,6 +76,7 @@ def server_settings(core: CoreOptions) -> ServerSettings:
         allowed_hosts=host_names(core),
         cors_origins=core.cors_origin,
         body_limit_bytes=core.body_limit,
+        request_timeout_s=core.request_timeout or None,
         strict_model=core.strict_model,
         tls=core.tls_cert is not None,
     )

@@ -38,7 +38,7 @@ from luce_core.engine.checks import check_work, late_error, late_notice, no_room
 from luce_core.engine.programs import Programs, Verdict
 from luce_core.engine.sequence import Sequence
 from luce_core.engine.swapping import swap_rule
-from luce_core.engine.tenants import TenantLedger
+from luce_core.engine.tenants import CREDIT_ROWS, TenantLedger
 from luce_core.engine.turns import AnsweredTexts
 from luce_core.errors import CapacityError, EngineError, LuceError, PluginError
 from luce_core.model.batch import RowSet, make_tables
@@ -84,7 +84,7 @@ class LuceEngine:
         )
         self.noise = CounterNoise()
         self.clock = time.monotonic
-        self.tenants = TenantLedger()
+        self.tenants = TenantLedger(CREDIT_ROWS + 2 * self.row_budget)
         self.swap_rule = swap_rule(plan)
         self.answered = AnsweredTexts()
         layouts = (*(model.spec.layout for model in plan.models), *plan.layouts.values())
@@ -138,10 +138,8 @@ class LuceEngine:
             self._preempt(seq_id)
         prefill, held = self._admit(work)
         if prefill or held:
-            for seq, rows in prefill:
-                self.tenants.charge(seq.request.tenant, rows)
-            for seq, _ in held:  # candidates are the engine's own idea
-                self.tenants.charge(seq.request.tenant, 1)
+            rows = [*prefill, *((seq, 1) for seq, _ in held)]  # candidates are the engine's own idea
+            self.tenants.charge((seq.request.tenant, count) for seq, count in rows)
             self._execute(prefill, held)
             self.counters["steps"] += 1
         elif not preempted:

@@ -12,7 +12,8 @@ from attrs import asdict
 
 from luce_core.contracts import ChannelHealth, Done, EngineEvent, GenerationRequest
 from luce_core.engine.engine import LuceEngine
-from luce_core.errors import CapacityError, UnavailableError
+from luce_core.engine.tenants import QueueBook
+from luce_core.errors import UnavailableError
 
 log = logging.getLogger("luce_core.engine")
 
@@ -36,7 +37,7 @@ class LocalChannel:
         self._after_turn = after_turn or (lambda: None)
         self._failure: str | None = None
         self._lock = threading.Lock()
-        self._open: set[str] = set()
+        self._open = QueueBook(max_queue)
         self._closing = False
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="luce-engine", daemon=True)
@@ -51,13 +52,7 @@ class LocalChannel:
                 raise UnavailableError(self._failure)
             if self._closing:
                 raise UnavailableError("The server is shutting down and takes no more requests.")
-            if len(self._open) >= self.max_queue:
-                raise CapacityError(
-                    f"{len(self._open)} requests are unfinished; {self.max_queue} may be. Retry later."
-                )
-            if request.request in self._open:
-                raise AssertionError(f"request id {request.request!r} is in use")
-            self._open.add(request.request)
+            self._open.enter(request.request, request.tenant)
             # Under the lock: whoever ends the engine has then seen this request, or refuses it.
             self.engine.submit(request, self._forget_after(sink))
 
@@ -65,7 +60,7 @@ class LocalChannel:
         def forward(event: EngineEvent) -> None:
             if isinstance(event, Done):
                 with self._lock:
-                    self._open.discard(event.request)
+                    self._open.leave(event.request)
             try:
                 sink(event)
             except RuntimeError:  # the receiver's event loop is gone: nobody is left to tell

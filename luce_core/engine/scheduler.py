@@ -1,5 +1,4 @@
-"""The core's scheduler: continuous batching, tenants in turn, first come first served, decode before
-prompts.
+"""The core's scheduler: continuous batching, tenants in turn, first come first served, decode first.
 
 One step is filled in this order:
   1. one decided row for every sequence that decodes, oldest first;
@@ -7,12 +6,13 @@ One step is filled in this order:
      arrival; a quarter of their rows is open to short prompts behind a long one that can finish at once;
   3. candidate nodes for the decoding sequences; while prompts wait, at most half of what decoding left.
 
-Nothing starves. Of one tenant the order is fixed by arrival (a priority counts as an earlier arrival, so
-it is overtaken in the end); a tenant with a longer queue waits longer, the others do not, and a priority
-puts a tenant ahead of its share by so many rows and no more. Nobody is admitted past a sequence that
-found no room. When a decoding sequence finds none, the youngest of the tenant that runs most is
-preempted; also when a tenant of which nothing runs has found no place while that one was served
-PATIENCE_ROWS more. The policy is a pure function; no tensor passes through here.
+A free place goes to the tenant of which least runs, then to the one served least. Nothing starves. Of one
+tenant the order is fixed by arrival (a priority counts as an earlier arrival, so it is overtaken in the
+end); a tenant with a longer queue waits longer, the others do not, and a priority puts a tenant ahead of
+its share by so many rows and no more. Nobody is admitted past a sequence that found no room. When a
+decoding sequence finds none, the youngest of the tenant that runs most is preempted; also when a tenant
+of which nothing runs has found no place while that one was served PATIENCE_ROWS more. The policy is a
+pure function; no tensor passes through here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHORT_SHARE = 4
 """One part in so many of a step's prompt rows may go to short prompts behind a long one."""
 LOOKAHEAD = 32
 """Waiting sequences one step considers."""
-PRIORITY_ROWS = 1024
+PRIORITY_ROWS = 256
 """One step of priority puts a tenant so many rows ahead of its share."""
 MOST_PRIORITY = 8
 """Between tenants a priority beyond this, up or down, counts as this: a lead has an end."""
@@ -56,15 +56,15 @@ def by_tenant(views: Iterable[SeqView]) -> dict[str, list[SeqView]]:
     return lines
 
 
-def in_turn(views: Sequence[SeqView], most: int, row_budget: int) -> list[SeqView]:
-    """The first `most`: the tenant served least goes next, its own line by `rank`. One tenant: by `rank`."""
-    lines = [nsmallest(most, line, key=rank) for line in by_tenant(views).values()]
+def in_turn(views: Sequence[SeqView], row_budget: int) -> list[SeqView]:
+    """The tenant served least goes next, its own line by `rank`. One tenant: by `rank`."""
+    lines = [sorted(line, key=rank) for line in by_tenant(views).values()]
     if len(lines) < 2:
         return lines[0] if lines else []
     heap = [(account(line[0]), rank(line[0]), 0, number, 0) for number, line in enumerate(lines)]
     heapify(heap)
     order: list[SeqView] = []
-    while heap and len(order) < most:
+    while heap:
         _, _, given, number, place = heap[0]
         view = lines[number][place]
         order.append(view)
@@ -75,6 +75,29 @@ def in_turn(views: Sequence[SeqView], most: int, row_budget: int) -> list[SeqVie
             after = lines[number][place + 1]
             heapreplace(heap, (account(after) + given, rank(after), given, number, place + 1))
     return order
+
+
+def for_places(waiting: Sequence[SeqView], running: Sequence[SeqView], free: int) -> list[SeqView]:
+    """Who may take the `free` places, were there rows: whoever runs least, then whoever was served least.
+
+    With one tenant, more than there are places: a short prompt may pass where a long one gets no rows.
+    """
+    lines = [nsmallest(LOOKAHEAD, line, key=rank) for line in by_tenant(waiting).values()]
+    held = Counter(view.tenant for view in running)
+    if len(held.keys() | {line[0].tenant for line in lines}) < 2:
+        return lines[0] if lines else []
+    heap = [(held[line[0].tenant], account(line[0]), rank(line[0]), n, 0) for n, line in enumerate(lines)]
+    heapify(heap)
+    chosen: list[SeqView] = []
+    while heap and len(chosen) < min(free, LOOKAHEAD):
+        runs, _, _, number, place = heap[0]
+        chosen.append(lines[number][place])
+        if place + 1 == len(lines[number]):
+            heappop(heap)
+        else:
+            after = lines[number][place + 1]
+            heapreplace(heap, (runs + 1, account(after), rank(after), number, place + 1))
+    return chosen
 
 
 def spread(views: Sequence[SeqView]) -> list[SeqView]:
@@ -120,7 +143,7 @@ class FairScheduler:
         able = [view for view in waiting if view.length < view.barrier]
         candidates: list[SeqView] = []
         if not step.preempted and len(running) < self.max_sequences:
-            candidates = in_turn(able, LOOKAHEAD, row_budget)
+            candidates = for_places(able, running, self.max_sequences - len(running))
         step.prompts(candidates, self.max_sequences)
         step.spread_nodes()
         if not step.rows and step.refused:
@@ -178,7 +201,7 @@ class _Step:
         queue = [view for view in (*unfinished, *waiting) if view.length < view.barrier]
         if not queue:
             return
-        queue = in_turn(queue, len(queue), self.row_budget)
+        queue = in_turn(queue, self.row_budget)
         fresh = {view.seq for view in waiting}
         kept_for_nodes = min(self.left // 2, self._node_wishes())
         short = self._short(queue, (self.left - kept_for_nodes) // SHORT_SHARE)

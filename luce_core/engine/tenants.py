@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from luce_core.errors import CapacityError
 
+CREDIT_ROWS = 8192
+"""Rows a tenant may be behind; whoever was served so much less had no use for more."""
 REMEMBERED = 1024
 """Tenants that left ahead of the others and are remembered so."""
 FREE_SHARE = 3
@@ -17,11 +20,13 @@ each: a place is left for whoever comes next.
 class TenantLedger:
     """Rows served by tenant, for `SeqView.served`. Engine thread only.
 
-    Whoever arrives starts level with the tenant that was served least of those present: time spent away is no
-    credit. Whoever left ahead of the others comes back ahead of them: leaving pays no debt.
+    credit: rows a tenant may be behind at most. Whoever arrives starts level with the tenant that was
+    served least of those present: time spent away is no credit. Whoever left ahead of the others comes
+    back ahead of them: leaving pays no debt.
     """
 
-    def __init__(self, remembered: int = REMEMBERED) -> None:
+    def __init__(self, credit: int = CREDIT_ROWS, remembered: int = REMEMBERED) -> None:
+        self.credit = credit
         self.remembered = remembered
         self._requests: Counter[str] = Counter()
         self._served: dict[str, int] = {}
@@ -44,9 +49,14 @@ class TenantLedger:
         kept = sorted(((rows, name) for name, rows in self._left.items() if rows > least), reverse=True)
         self._left = {name: rows for rows, name in kept[: self.remembered]}
 
-    def charge(self, tenant: str, rows: int) -> None:
-        """`tenant`, which is present, was given `rows` rows of a step."""
-        self._served[tenant] += rows
+    def charge(self, rows: Iterable[tuple[str, int]]) -> None:
+        """What tenants, all present, were given in a step."""
+        for tenant, count in rows:
+            self._served[tenant] += count
+        least = max(self._served.values(), default=0) - self.credit
+        for tenant, served in self._served.items():
+            if served < least:
+                self._served[tenant] = least
 
     def served(self, tenant: str) -> int:
         """Rows of a tenant that is present."""

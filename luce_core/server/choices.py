@@ -22,7 +22,7 @@ from luce_core.contracts import (
     TextEvent,
     TokenLogprob,
 )
-from luce_core.errors import EngineError
+from luce_core.errors import EngineError, LuceError, RequestError
 from luce_core.server import sse
 from luce_core.server.answers import AnswerEvents
 from luce_core.server.errors import envelope
@@ -64,7 +64,7 @@ async def collect(events: AnswerEvents) -> list[Answer]:
             elif isinstance(event, PromptLogprobs):
                 answer.prompt += event.tokens
             elif isinstance(event, Failure):
-                raise EngineError(event.message)
+                raise failed(event)
             elif isinstance(event, Finish):
                 answer.finish = event
     return answers
@@ -90,6 +90,13 @@ async def unless_left(request: Request, events: AnswerEvents, work: Awaitable[Re
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def failed(event: Failure) -> LuceError:
+    """The exception that becomes the same answer as `event` does in a stream."""
+    if event.status == 500:
+        return EngineError(event.message)
+    return RequestError(event.message, status=event.status)
 
 
 class StreamedAnswers(ABC):

@@ -21,6 +21,7 @@ from luce_core.text import Tokenizer
 
 MAX_N = 16
 MAX_ALTERNATIVES = 20
+MAX_TIMEOUT_S = 7 * 24 * 3600.0
 SEED_MASK = (1 << 64) - 1
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -61,10 +62,12 @@ class SamplingFields(BaseModel):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] = Field(default_factory=list)
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    ignore_eos: bool = False
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
     """Log-probabilities of the prompt, with so many alternatives; vLLM's field and answer."""
+    ignore_eos: bool = False
     priority: int = 0
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
+    """Seconds the request may take, its wait included."""
 
     @field_validator("stop")
     @classmethod
@@ -127,12 +130,13 @@ class SamplingFields(BaseModel):
         *,
         max_tokens: int | None,
         api: str,
+        prompt_logprobs: int | None = None,
     ) -> list[Generation]:
         """The `n` answers to one prompt; choice i draws with the request's seed + i, the first one scores the
         prompt where `prompt_logprobs` says how many alternatives are wanted.
         """
         service: GenerationService = request.app.state.service
-        prompt_logprobs: int | None = None,
+        limits = (self.timeout, request.app.state.settings.request_timeout_s)
         first = Generation(
             prompt=tuple(prompt),
             params=params,
@@ -143,6 +147,8 @@ class SamplingFields(BaseModel):
             model=self.model or service.face.id,
             client=request.client.host if request.client else "",
             priority=self.priority,
+            tenant=getattr(request.state, "tenant", ""),
+            deadline_s=min((limit for limit in limits if limit), default=None),
         )
         return [
             evolve(
@@ -179,18 +185,18 @@ async def read_fields(request: Request, kind: type[Fields]) -> Fields:
             code="model_not_found",
             param="model",
         )
-    check_ids(service.face.tokenizer, body.logit_bias or {}, "logit_bias")
-    check_ids(service.face.tokenizer, body.stop_token_ids, "stop_token_ids")
-    return body
-
-
-def check_ids(tokenizer: Tokenizer, ids: Any, field: str) -> None:
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError(
             "Field 'prompt_logprobs': streams have no place for it. Leave out 'stream', or ask "
             "/v1/completions for 'echo' and 'logprobs'.",
             param="prompt_logprobs",
         )
+    check_ids(service.face.tokenizer, body.logit_bias or {}, "logit_bias")
+    check_ids(service.face.tokenizer, body.stop_token_ids, "stop_token_ids")
+    return body
+
+
+def check_ids(tokenizer: Tokenizer, ids: Any, field: str) -> None:
     """Raise RequestError naming `field` when one of `ids` is not in the vocabulary."""
     size = tokenizer.vocab_size
     bad = next((token for token in ids if not 0 <= token < size), None)

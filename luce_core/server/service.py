@@ -67,6 +67,10 @@ class Generation:
     model: str = ""
     client: str = ""
     priority: int = 0
+    tenant: str = ""
+    """Whose key it came with; "" = nobody is told apart."""
+    deadline_s: float | None = None
+    """Seconds it may take from here; None = any."""
     prompt_logprobs: int | None = None
     """Alternatives reported with each token of the prompt; None = it is not scored."""
 
@@ -153,6 +157,8 @@ class GenerationService:
             params=wanted.params,
             eog=eog,
             priority=wanted.priority,
+            tenant=wanted.tenant,
+            deadline_s=wanted.deadline_s,
             prompt_logprobs=wanted.prompt_logprobs,
         )
 

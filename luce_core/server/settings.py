@@ -22,6 +22,8 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     """Web origins whose pages may call; "*" for any."""
     body_limit_bytes: int = BODY_LIMIT_BYTES
+    request_timeout_s: float | None = None
+    """Longest a request may take; its own `timeout` may be shorter. None = any."""
     strict_model: bool = False
     """Refuse requests that name another model."""
     tls: bool = False

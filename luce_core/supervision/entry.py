@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
-from attrs import Factory, define
+from attrs import Factory, define, evolve, evolve
 
-from luce_core.contracts import Done, EngineEvent, FinishReason, GenerationRequest, Progress, Tokens
+from luce_core.contracts import Done, EngineEvent, FinishReason, GenerationRequest, Progress, PromptLogprobs, Tokens
 
 log = logging.getLogger("luce_core.engine")
 
@@ -30,13 +31,20 @@ class Entry:
     emitted: int = 0
     first_s: float = 0.0
 
+    def renewed(self) -> GenerationRequest:
+        """The request for another engine, with the time that is left of its deadline."""
+        if self.request.deadline_s is None:
+            return self.request
+        gone_s = time.monotonic() - self.arrived_s
+        return evolve(self.request, deadline_s=self.request.deadline_s - gone_s)
+
     def see(self, event: EngineEvent) -> None:
         """Take note of how far the request is."""
         if isinstance(event, Tokens):
             self.emitted += len(event.ids)
             self.first_s = self.first_s or time.monotonic()
             self.admitted = True
-        elif isinstance(event, Progress) and event.phase != "queued":
+        elif isinstance(event, PromptLogprobs) or (isinstance(event, Progress) and event.phase != "queued"):
             self.admitted = True
 
     def tell(self, event: EngineEvent) -> None:
@@ -47,7 +55,18 @@ class Entry:
         except RuntimeError:  # the receiver's event loop is gone: nobody is left to tell
             log.debug("a receiver vanished", exc_info=True)
 
-    def end(self, reason: FinishReason, error: str | None = None) -> None:
+    def left_s(self, now_s: float) -> float:
+        """Until its deadline."""
+        given = self.request.deadline_s
+        return math.inf if given is None else given - (now_s - self.arrived_s)
+
+    def again(self, now_s: float) -> GenerationRequest:
+        """The request for another engine: what it waited here counts."""
+        if self.request.deadline_s is None:
+            return self.request
+        return evolve(self.request, deadline_s=self.left_s(now_s))
+
+    def end(self, reason: FinishReason, error: str | None = None, *, late: bool = False) -> None:
         """Send the last event in place of an engine that cannot."""
         now = time.monotonic()
         first = self.first_s or now
@@ -68,5 +87,6 @@ class Entry:
                 "ttft_ms": (first - self.arrived_s) * 1e3,
             },
             error=error,
+            late=late,
         )
         self.tell(done)

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from luce_core.contracts import ChannelHealth, Done, FinishReason, GenerationRequest
-from luce_core.errors import CapacityError, EngineError, UnavailableError
+from luce_core.engine.tenants import QueueBook
+from luce_core.errors import EngineError, UnavailableError
 from luce_core.supervision.child import Child, Watchdog
 from luce_core.supervision.entry import Entry, Sink
 from luce_core.supervision.messages import (
@@ -69,7 +70,7 @@ class SupervisedChannel:
         on_failed: Callable[[EngineError], None] = lambda error: None,
         python: str = sys.executable,
     ) -> None:
-        self.max_queue = max_queue
+        self._book = QueueBook(max_queue)
         self._boot = boot
         self._python = python
         self._step_timeout_s = step_timeout_s
@@ -78,6 +79,7 @@ class SupervisedChannel:
         self._fewer = threading.Condition(self._lock)
         """Notified when a request or an engine is gone."""
         self._entries: dict[str, Entry] = {}
+        self._queue = QueueBook(max_queue)
         self._child: Child | None = None
         """The one that answers; None while there is none."""
         self._starting: Child | None = None
@@ -98,12 +100,7 @@ class SupervisedChannel:
         """
         with self._lock:
             self._check_open()
-            if len(self._entries) >= self.max_queue:
-                raise CapacityError(
-                    f"{len(self._entries)} requests are unfinished; {self.max_queue} may be. Retry later."
-                )
-            if request.request in self._entries:
-                raise AssertionError(f"request id {request.request!r} is in use")
+            self._queue.enter(request.request, request.tenant)
             self._entries[request.request] = Entry(request, sink)
             if self._child is not None:
                 self._child.send(Submit(request))
@@ -128,7 +125,7 @@ class SupervisedChannel:
             if self._child is not None:
                 self._child.send(Cancel(request))
                 return
-            del self._entries[request]
+            self._forget(request)
         entry.end("cancelled")
 
     def stats(self) -> Mapping[str, float]:
@@ -267,7 +264,7 @@ class SupervisedChannel:
             with self._fewer:
                 entry = self._entries.get(event.request)
                 if entry is not None and isinstance(event, Done):
-                    del self._entries[event.request]
+                    self._forget(event.request)
                     self._fewer.notify_all()
             if entry is None:
                 continue
@@ -289,7 +286,7 @@ class SupervisedChannel:
             child.ready = True
             self._health = ChannelHealth("ready")
             for entry in self._entries.values():
-                child.send(Submit(entry.request))
+                child.send(Submit(entry.renewed()))
             self._child, self._starting = child, None
         self._on_ready()
 
@@ -321,6 +318,10 @@ class SupervisedChannel:
         """(under the lock) Take out the entries that `which` is true for."""
         taken = [entry for entry in self._entries.values() if which(entry)]
         for entry in taken:
-            del self._entries[entry.request.request]
+            self._forget(entry.request.request)
         self._fewer.notify_all()
         return taken
+
+    def _forget(self, request: str) -> None:
+        del self._entries[request]
+        self._queue.leave(request)

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from luce_core.text.tokenizer import Tokenizer
 
 
+FAILED = 500
+LATE = 504  # what a gateway says when whoever it asked did not answer in time
+
+
 class TextFold:
     """Folds the events of one request. Pure: feeding equal tokens in any split gives the same text."""
 
@@ -36,22 +40,22 @@ class TextFold:
         self._matcher = StopMatcher(stops)
         self._eog = eog
         self._tokens = 0
+        self._ending: TokenLogprob | None = None
         self.stopped: str | None = None
         """The stop string that was found. The caller then cancels the request; `Done` still comes."""
 
     def feed(self, event: EngineEvent) -> list[TextEvent]:
-        self._ending: TokenLogprob | None = None
         """The text events of one engine event."""
         if isinstance(event, Tokens):
             return self._take(event)
         if isinstance(event, Progress):
             return [Heartbeat(event.phase, event.done, event.total)]
+        if isinstance(event, PromptLogprobs):
+            return [event]
         return self._end(event)
 
     def _take(self, event: Tokens) -> list[TextEvent]:
         if self.stopped is not None:
-        if isinstance(event, PromptLogprobs):
-            return [event]
             return []
         events: list[TextEvent] = []
         for position, token in enumerate(event.ids):
@@ -70,7 +74,8 @@ class TextFold:
 
     def _end(self, done: Done) -> list[TextEvent]:
         if done.reason == "error":
-            return [Failure(done.error or "The engine failed without saying why.")]
+            status = LATE if done.late else FAILED
+            return [Failure(done.error or "The engine failed without saying why.", status)]
         events: list[TextEvent] = []
         if self.stopped is None:
             tail = self._matcher.push(self._detokenizer.flush())
