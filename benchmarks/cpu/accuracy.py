@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import Worker, file_facts, llama_cpp, luce, machine_facts, refuse_unless_same
+from peers import file_facts, luce, machine_facts, refuse_unless_same
+
+from luce_core.bench.peer import llama_cpp_worker
+from luce_core.bench.worker import Worker
 
 PROMPTS = (
     "The history of the city begins with a small settlement on the river, where traders",
@@ -39,12 +41,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100, help="greedy tokens per prompt")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    asked = {"threads": options.threads, "kv": "f16", "context": 1024}
+    asked = {"threads": options.threads, "k_type": "f16", "v_type": "f16", "context": 1024}
     exact = luce(options.model, [], **asked)
     others = {name: luce(options.model, [name], **asked) for name in ("cpu-c", "cpu-c-rows", "cpu-torch")}
     if options.peer:
-        others["llama.cpp"] = llama_cpp(options.peer, options.model, repack=not options.no_repack, **asked)
-    refuse_unless_same(exact, *others.values())
+        others["llama.cpp"] = llama_cpp_worker(
+            options.peer, options.model, repack=not options.no_repack, chunk=512, **asked,
+        )
+    refuse_unless_same(exact, *others.values(), flash_attention=False)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in others}
     with tempfile.TemporaryDirectory() as folder:
         for text in texts(options, exact):
@@ -52,7 +56,6 @@ def main() -> None:
             for name, side in others.items():
                 found[name].append(differences(want, teacher(side, text, Path(folder))))
     result = {
-        "when": time.strftime("%Y-%m-%d"),
         **machine_facts(),
         **file_facts(options.model),
         **asked,

@@ -1,10 +1,10 @@
-"""Prefill and decode beside llama.cpp, in one run, repetitions in turn.
+"""The model alone, without an engine around it, beside llama.cpp: repetitions in turn.
 
     python benchmarks/cpu/compare.py MODEL.gguf --peer VENV/bin/python [--threads 2] [--json OUT]
 
 `--peer` is the Python of a venv with llama-cpp-python; without it only this project is measured. Each row
 is the median of the repetitions with their range; a ratio compares medians of the same run. The box matters:
-run it on an idle one.
+run it on an idle one. `luce-core bench --peer` measures the whole engine; the difference is what that costs.
 """
 
 from __future__ import annotations
@@ -13,31 +13,40 @@ import argparse
 import json
 import random
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
-from peers import Worker, file_facts, llama_cpp, luce, machine_facts, refuse_unless_same
+from attrs import asdict
+from peers import file_facts, luce, machine_facts, refuse_unless_same
+
+from luce_core.bench.conditions import gain
+from luce_core.bench.peer import llama_cpp_worker
+from luce_core.bench.render import number
+from luce_core.bench.stats import spread
+from luce_core.bench.worker import Worker
 
 MIB = 2**20
+CHUNK = 512
 
 
 def main() -> None:
     options = arguments()
-    asked = {"threads": options.threads, "kv": options.kv, "context": options.context}
+    kinds = {"k_type": options.kv, "v_type": options.kv}
+    asked = {"threads": options.threads, "context": options.context, **kinds}
     sides = {"luce": luce(options.model, options.layers, **asked)}
     if options.peer:
-        sides["llama.cpp"] = llama_cpp(options.peer, options.model, repack=not options.no_repack, **asked)
+        sides["llama.cpp"] = llama_cpp_worker(
+            options.peer, options.model, repack=not options.no_repack, chunk=CHUNK, **asked,
+        )
         refuse_unless_same(*sides.values())
     rng = random.Random(0)
     result = {
-        "when": time.strftime("%Y-%m-%d"),
         **machine_facts(),
         **file_facts(options.model),
         **asked,
         "batch": 1,
         "repetitions": options.repetitions,
-        "engines": {name: side.about for name, side in sides.items()},
+        "engines": {name: dict(side.about) for name, side in sides.items()},
         "prefill": prefill(sides, options, rng),
         "decode": decode(sides, options, rng),
         "memory": memory(sides, options),
@@ -84,7 +93,7 @@ def prefill(sides: dict[str, Worker], options: argparse.Namespace, rng: random.R
             for name, side in sides.items():
                 side.ask("reset", tokens=text[:depth])
                 rates[name].append(options.prefill / side.ask("prefill", tokens=text[depth:]))
-        found[str(depth)] = {name: spread(values) for name, values in rates.items()}
+        found[str(depth)] = {name: asdict(spread(values)) for name, values in rates.items()}
     return found
 
 
@@ -98,7 +107,7 @@ def decode(sides: dict[str, Worker], options: argparse.Namespace, rng: random.Ra
             for name, side in sides.items():
                 side.ask("reset", tokens=text)
                 rates[name].append(1 / statistics.median(side.ask("decode", token=7, count=options.decode)))
-        found[str(depth)] = {name: spread(values) for name, values in rates.items()}
+        found[str(depth)] = {name: asdict(spread(values)) for name, values in rates.items()}
     return found
 
 
@@ -117,20 +126,27 @@ def tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(1000, 40000) for _ in range(count)]
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
-
-
 def cell(values: dict[str, float]) -> str:
-    return f"{values['median']:.0f} ({values['low']:.0f}-{values['high']:.0f})"
+    return f"{number(values['median'])} ({number(values['low'])}-{number(values['high'])})"
+
+
+def gain_lines(result: dict[str, Any], other: str) -> list[str]:
+    def ratio(what: str, depth: str) -> float:
+        row = result[what][depth]
+        return row["luce"]["median"] / row[other]["median"]
+
+    return [
+        f"gain over {other} at {depth}: {gain(ratio('prefill', depth), ratio('decode', depth)):.2f}"
+        for depth in result["prefill"]
+    ]
 
 
 def table(result: dict[str, Any]) -> str:
     names = list(result["engines"])
     columns = [*names, "ratio"] if len(names) > 1 else names
     lines = [
-        f"{result['device']}; {result['model']}; kv {result['kv']}; context {result['context']}; "
-        f"{result['threads']} threads; batch 1; commit {result['commit']}; load {result['load_at_start']}",
+        f"{result['device']}; {result['model']}; kv {result['k_type']}; context {result['context']}; "
+        f"{result['threads']} threads; batch 1; commit {result['commit']}; load {result['load']:.2f}",
         *(f"  {name}: {result['engines'][name]['engine']}" for name in names),
         f"{'tokens/s: median (range)':28}" + "".join(f"{name:>26}" for name in columns),
     ]
@@ -139,6 +155,7 @@ def table(result: dict[str, Any]) -> str:
             cells = [cell(row[name]) for name in names]
             ratios = "".join(f"{row[names[0]]['median'] / row[other]['median']:26.2f}" for other in names[1:])
             lines.append(f"{what + ' at ' + depth:28}" + "".join(f"{text:>26}" for text in cells) + ratios)
+    lines += [line for other in names[1:] for line in gain_lines(result, other)]
     room = result["memory"]
     allowed = 1.5 * room["file"] + room["kv"]
     lines.append(f"resident for the model, MiB (1.5 x file + KV = {allowed / MIB:.0f})")

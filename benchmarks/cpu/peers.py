@@ -1,95 +1,51 @@
-"""Both sides as processes that answer commands; what they have in common is checked here."""
+"""This side of `compare.py` and `accuracy.py` as a process, and what a result of theirs was measured on."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-SAME = ("threads", "kv", "context", "model")
+from attrs import asdict, evolve
+from luce_backend_cpu import compiler, machine
 
+from luce_core.bench.conditions import differences, read_conditions
+from luce_core.bench.facts import host_facts
+from luce_core.bench.worker import Worker
+from luce_core.catalog.store import file_sha256
 
-class Worker:
-    """A process that runs one engine on one model."""
-
-    def __init__(self, python: str, script: str, **asked: Any) -> None:
-        self.process = subprocess.Popen(
-            [python, str(HERE / script), json.dumps(asked)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        self.about = self._read()
-
-    def ask(self, do: str, **arguments: Any) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-        self.process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.process.args!r} ended with status {self.process.wait()}")
-        return json.loads(line)
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(30)
+SCRIPT = Path(__file__).with_name("worker_luce.py")
 
 
 def luce(model: Path, layers: Sequence[str], **asked: Any) -> Worker:
-    return Worker(sys.executable, "worker_luce.py", model=str(model), layers=list(layers), **asked)
+    wanted = json.dumps({"model": str(model), "layers": list(layers), **asked})
+    return Worker(f"luce-core with {layers}", [sys.executable, str(SCRIPT), wanted], keep_env=True)
 
 
-def llama_cpp(python: str, model: Path, **asked: Any) -> Worker:
-    return Worker(python, "worker_llama_cpp.py", model=str(model), **asked)
-
-
-def refuse_unless_same(*workers: Worker) -> None:
-    """A gain measured under other conditions is no gain."""
-    first = workers[0].about
-    for worker in workers[1:]:
-        other = worker.about
-        different = [f"{key}: {first[key]!r} and {other[key]!r}" for key in SAME if first[key] != other[key]]
+def refuse_unless_same(*workers: Worker, flash_attention: bool = True) -> None:
+    """A gain measured under other conditions is no gain. flash_attention: whether that counts."""
+    sides = [read_conditions(worker.about) for worker in workers]
+    if not flash_attention:
+        sides = [evolve(side, flash_attention=True) for side in sides]
+    for worker, side in zip(workers[1:], sides[1:], strict=True):
+        different = differences(sides[0], side)
         if different:
             raise SystemExit(
-                f"Conditions differ between the engines, so nothing is compared. {'; '.join(different)}.",
+                f"Conditions differ between {workers[0].title} and {worker.title}, so nothing is compared. "
+                f"{'; '.join(different)}.",
             )
 
 
 def file_facts(model: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with model.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return {"model": model.name, "sha256": digest.hexdigest(), "file_bytes": model.stat().st_size}
+    return {"model": model.name, "sha256": file_sha256(model), "file_bytes": model.stat().st_size}
 
 
 def machine_facts() -> dict[str, Any]:
-    from luce_backend_cpu import compiler, machine
-
-    def git(*command: str) -> str:
-        done = subprocess.run(["git", *command], capture_output=True, text=True, cwd=ROOT, check=False)
-        return done.stdout.strip() or "unknown"
-
-    dirty = " with changes" if git("status", "--porcelain", "--untracked-files=no") != "unknown" else ""
-    with open("/proc/loadavg") as file:
-        load = file.read().split()[0]
     return {
+        **asdict(host_facts()),
         "device": f"{machine.cpu_name()}, {machine.physical_cores()} cores",
         "features": sorted(machine.features(machine.cpu_flags())),
         "compiler": compiler.library().reason,
-        "python": sys.version.split()[0],
-        "commit": git("rev-parse", "--short", "HEAD") + dirty,
-        "load_at_start": load,
     }

@@ -15,6 +15,8 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     import torch
 
+    from luce_core.bench.facts import has_fused_attention
+    from luce_core.bench.peer import file_identity
     from luce_core.testing.rig import ModelRig
 
     torch.set_num_threads(asked["threads"])
@@ -29,11 +31,19 @@ def main() -> None:
         num_slots=2,
         num_blocks=-(-asked["context"] // block) + 1,
         block_tokens=block,
-        cache_type=asked["kv"],
+        cache_type=asked["k_type"],
     )
     side = Side(rig)
     kv_bytes = sum(tensor.numel() * tensor.element_size() for tensor in rig.model.state.tensors())
-    answer({**conditions(asked), "imports_bytes": before, "kv_bytes": kv_bytes})
+    conditions = {
+        "file": file_identity(path),
+        "k_type": asked["k_type"],
+        "v_type": asked["v_type"],
+        "flash_attention": has_fused_attention(rig.registry, asked["layers"]),
+        "threads": torch.get_num_threads(),
+        "context": asked["context"],
+    }
+    answer({**conditions, "engine": engine(asked), "imports_bytes": before, "kv_bytes": kv_bytes})
     for line in sys.stdin:
         command = json.loads(line)
         answer(getattr(side, command.pop("do"))(**command))
@@ -43,19 +53,13 @@ def answer(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 
-def conditions(asked: dict[str, Any]) -> dict[str, Any]:
+def engine(asked: dict[str, Any]) -> str:
     from importlib.metadata import version
 
     import torch
 
-    return {
-        "engine": f"luce-core {version('luce-core')}, ops {'+'.join(asked['layers']) or 'reference'}",
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "kv": asked["kv"],
-        "context": asked["context"],
-        "model": asked["model"],
-    }
+    layers = "+".join(asked["layers"]) or "reference"
+    return f"luce-core {version('luce-core')}, torch {torch.__version__}, ops {layers}"
 
 
 class Side:

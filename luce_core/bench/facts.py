@@ -7,7 +7,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,7 +114,7 @@ def subject_facts(
         threads=threads,
         op_layers=target.op_layers,
         drafters=plan.parts["drafter"],
-        flash_attention=has_fused_attention(plan, registry),
+        flash_attention=has_fused_attention(registry, target.op_layers),
         torch=torch.__version__,
         plugins={
             record.distribution or record.name: record.version
@@ -125,9 +125,9 @@ def subject_facts(
     )
 
 
-def has_fused_attention(plan: BackendPlan, registry: Registry) -> bool:
+def has_fused_attention(registry: Registry, op_layers: Sequence[str]) -> bool:
     """Whether an op layer computes attention: the reference writes its scores out, the slow way."""
-    layers = [registry.op_layer(name).value for name in plan.models[0].op_layers]
+    layers = [registry.op_layer(name).value for name in op_layers]
     return any(impl.op == "attention" for layer in layers for impl in layer.ops)
 
 
