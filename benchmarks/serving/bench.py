@@ -69,7 +69,9 @@ def pace_backend(backend: Any, seconds: float) -> None:
     def forward(batch: Any) -> ForwardResult:
         spin(seconds)
         rows = len(batch.wanted)
-        return ForwardResult(torch.zeros(rows, 4), logits.expand(rows, vocab) if batch.phase == "held" else None)
+        return ForwardResult(
+            torch.zeros(rows, 4), logits.expand(rows, vocab) if batch.phase == "held" else None
+        )
 
     backend.forward = forward
     backend.commit = lambda batch, commit: None

@@ -31,8 +31,13 @@ def main() -> None:
 
 def run(host: str, port: int, streams: int, max_tokens: int, more: dict) -> dict:
     body = {
-        "messages": [{"role": "user", "content": "count"}], "stream": True, "max_tokens": max_tokens,
-        "ignore_eos": True, "temperature": 0, "stream_options": {"include_usage": True}, **more,
+        "messages": [{"role": "user", "content": "count"}],
+        "stream": True,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream_options": {"include_usage": True},
+        **more,
     }
     raw = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(raw)}\r\n"
@@ -69,8 +74,14 @@ def run(host: str, port: int, streams: int, max_tokens: int, more: dict) -> dict
             raise SystemExit(f"a stream went wrong: {begin!r} ... {end!r}")
         tokens += int(TOKENS.findall(end)[-1])
     return {
-        "streams": streams, "tokens": tokens, "events": num_events, "reads": num_reads, "bytes": num_bytes,
-        "ttfb_s": first - started, "seconds": last - first, "cpu_s": time.process_time() - cpu,
+        "streams": streams,
+        "tokens": tokens,
+        "events": num_events,
+        "reads": num_reads,
+        "bytes": num_bytes,
+        "ttfb_s": first - started,
+        "seconds": last - first,
+        "cpu_s": time.process_time() - cpu,
     }
 
 

@@ -21,7 +21,9 @@ from luce_core.testing.server import Served, serving
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rate", type=float, default=1500)
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--repetitions", type=int, default=7)

@@ -22,7 +22,9 @@ from luce_core.testing.server import serving
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--rate", type=float, default=20_000)
     parser.add_argument("--seconds", type=float, default=10)

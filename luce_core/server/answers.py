@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from luce_core.server.service import Generation
 
 JOIN_CHARS = 1024
-"""Text that waits is joined up to about this length, so that joining stays cheap for a reader that is stuck."""
+"""Waiting text is joined up to about this length: joining stays cheap where the reader is stuck."""
 MAX_WAITING_BYTES = 8 << 20
 """Of text events nobody takes; beyond it the request is ended."""
 EVENT_BYTES = 200  # about what a waiting event takes beside its text, and each log-probability in it
@@ -197,4 +197,3 @@ def _weight(event: TextEvent) -> int:
     if isinstance(event, Logprobs):
         return EVENT_BYTES * (1 + sum(1 + len(item.top) for item in event.tokens))
     return EVENT_BYTES
-

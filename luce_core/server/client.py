@@ -23,7 +23,7 @@ class Client:
         self.gone = asyncio.Event()
         self.write = write
         self.probe = b""
-        """Once set: a piece of the body that may be written at any time, to see whether the client is there."""
+        """Once set: a piece of body that may be written at any time, to see whether the client is there."""
 
     def streams(self, probe: bytes) -> Write:
         """Say that this answer is a stream, so that its client may close its sending side and read on.

@@ -23,6 +23,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from attrs import frozen
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -75,6 +76,7 @@ class Connection(HttpToolsProtocol):
         self._ahead = bytearray()
         self._head_bytes = 0
         self._in_head = False
+        self._framing = False
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -153,11 +155,35 @@ class Connection(HttpToolsProtocol):
             piece = data[at : at + (BODY_PIECE if self._awaits_body() else HEAD_PIECE)]
             at += len(piece)
             self._head_bytes += len(piece)
-            super().data_received(piece)  # type: ignore[arg-type]
+            self._parse(piece)
             if self._in_head and self._head_bytes > HEAD_BYTES:
                 self._refuse(431, f"The request's head has more than {HEAD_BYTES} bytes. Send fewer headers.")
         if self._deadline is None and not self._busy() and not self._awaits_body():
             self._expect_within(self.limits.read_s)  # something came that began no request: a blank line
+
+    def _parse(self, piece: memoryview) -> None:
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay(piece[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(400, "The request is not valid HTTP/1.1.")
+
+    def _stay(self, behind: memoryview) -> None:
+        """Some clients offer HTTP/2 with every request; they are answered over HTTP/1.1. The parser has
+        taken the request for one without a body; another one is told how long the body is and goes on.
+        """
+        framing = [pair for pair in self.headers if pair[0] in (b"content-length", b"transfer-encoding")]
+        if framing:
+            self.cycle.more_body = True
+            self.parser = httptools.HttpRequestParser(self)
+            self._framing = True
+            head = b"".join([b"%b: %b\r\n" % pair for pair in framing])
+            self._parse(memoryview(b"POST / HTTP/1.1\r\n" + head + b"\r\n"))
+            self._framing = False
+            self._expect_within(self.limits.read_s)
+        if behind and not self._lingering:
+            self._parse(behind)
 
     def _hold(self, data: bytes | memoryview) -> None:
         """Keep what comes behind the running request."""
@@ -178,11 +204,23 @@ class Connection(HttpToolsProtocol):
         return cycle is not None and not self.pipeline and cycle.more_body and not cycle.response_complete
 
     def on_message_begin(self) -> None:
+        if self._framing:
+            return
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
         self._expect_within(self.limits.read_s)
 
+    def on_url(self, url: bytes) -> None:
+        if not self._framing:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._framing:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        if self._framing:
+            return
         self._in_head = False
         super().on_headers_complete()
         self._expect_within(self.limits.read_s)
@@ -318,9 +356,6 @@ class Connection(HttpToolsProtocol):
         self.transport.write(b"".join([head.encode(), *lines, b"\r\n", body]))
         self._linger()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, f"{msg} Send HTTP/1.1.")
-
     def _linger(self) -> None:
         """Close, after the client had time to read the answer although it is still sending."""
         self._unset_keepalive_if_required()
@@ -360,9 +395,6 @@ class Connection(HttpToolsProtocol):
     def _socket_error(self) -> bool:
         sock = self.transport.get_extra_info("socket")
         return sock is None or sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Some clients offer HTTP/2 with every request; they are answered over HTTP/1.1."""
 
 
 _FOREVER_S = 10.0**7
