@@ -31,13 +31,6 @@ class Entry:
     emitted: int = 0
     first_s: float = 0.0
 
-    def renewed(self) -> GenerationRequest:
-        """The request for another engine, with the time that is left of its deadline."""
-        if self.request.deadline_s is None:
-            return self.request
-        gone_s = time.monotonic() - self.arrived_s
-        return evolve(self.request, deadline_s=self.request.deadline_s - gone_s)
-
     def see(self, event: EngineEvent) -> None:
         """Take note of how far the request is."""
         if isinstance(event, Tokens):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from luce_core.contracts import ChannelHealth, Done, FinishReason, GenerationRequest
+from luce_core.engine.checks import late_error
 from luce_core.engine.tenants import QueueBook
 from luce_core.errors import EngineError, UnavailableError
 from luce_core.supervision.child import Child, Watchdog
@@ -70,7 +71,6 @@ class SupervisedChannel:
         on_failed: Callable[[EngineError], None] = lambda error: None,
         python: str = sys.executable,
     ) -> None:
-        self._book = QueueBook(max_queue)
         self._boot = boot
         self._python = python
         self._step_timeout_s = step_timeout_s
@@ -282,12 +282,16 @@ class SupervisedChannel:
             self._on_progress(report.done, report.total)
 
     def _ready(self, child: Child) -> None:
-        with self._lock:
+        with self._fewer:
             child.ready = True
             self._health = ChannelHealth("ready")
+            now_s = time.monotonic()
+            late = self._taken(lambda entry: entry.left_s(now_s) <= 0)
             for entry in self._entries.values():
-                child.send(Submit(entry.renewed()))
+                child.send(Submit(entry.again(now_s)))
             self._child, self._starting = child, None
+        for entry in late:
+            entry.end("error", late_error(entry.request, queued=True), late=True)
         self._on_ready()
 
     def _mourn(self, reason: str) -> None:

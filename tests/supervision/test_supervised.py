@@ -10,6 +10,7 @@ from functools import partial
 
 import psutil
 import pytest
+from attrs import evolve
 
 from luce_core.contracts import GenerationRequest, SamplingParams
 from luce_core.errors import CapacityError, UnavailableError
@@ -21,8 +22,8 @@ GREEDY = SamplingParams(temperature=0.0)
 LONG = 3000
 
 
-def request(name, prompt=(5, 6, 7), count=8, params=GREEDY):
-    return GenerationRequest(name, tuple(prompt), count, params)
+def request(name, prompt=(5, 6, 7), count=8, params=GREEDY, **more):
+    return GenerationRequest(name, tuple(prompt), count, params, **more)
 
 
 def submit(channel, name, **more):
@@ -59,10 +60,12 @@ def test_a_killed_engine_costs_what_it_was_answering_and_nothing_else(start, law
     running = [submit(channel, f"running {n}", count=LONG) for n in range(2)]
     for answer in running:
         answer.wait_begun()
+    first = channel.pid
+    os.kill(first, signal.SIGSTOP)  # so that it takes notice of nothing that follows
     queued = {n: submit(channel, f"queued {n}", prompt=(n + 1, 9), count=6) for n in range(5)}
     cancelled = submit(channel, "cancelled")
-    first = channel.pid
-    os.kill(first, signal.SIGSTOP)  # so that it cannot take notice of the cancel
+    late = Receiver()
+    channel.submit(evolve(request("late"), deadline_s=0.01), late)  # its engine cannot end it any more
     channel.cancel("cancelled")
     os.kill(first, signal.SIGKILL)
     for answer in running:
@@ -77,6 +80,8 @@ def test_a_killed_engine_costs_what_it_was_answering_and_nothing_else(start, law
     for n, answer in queued.items():
         assert answer.wait().reason == "length"
         assert answer.ids == law.greedy([n + 1, 9], 6)
+    assert late.wait().late
+    assert "deadline of 0.01 s" in late.done.error
     assert channel.pid != first
     assert channel.health().restarts == 1
     assert channel.stats()["restarts"] == 1
@@ -254,3 +259,18 @@ def test_the_engine_does_not_outlive_its_server(tmp_path):
         psutil.Process(int(ran.stdout)).wait(30)
     except psutil.NoSuchProcess:
         pass
+
+
+def test_one_tenant_cannot_fill_the_queue_once_there_are_two(start):
+    channel, watch = start(max_queue=8, max_sequences=1)
+    watch.wait_ready()
+    answers = [submit(channel, "other", count=2, tenant="other")]
+    answers[0].wait()
+    taken = 0
+    with pytest.raises(CapacityError, match="kept for other keys"):
+        for taken in range(8):
+            answers.append(submit(channel, str(taken), count=LONG, tenant="one"))
+    answers.append(submit(channel, "other again", count=2, tenant="other"))
+    for n in range(taken):
+        channel.cancel(str(n))
+    assert answers[-1].wait().reason == "length"
