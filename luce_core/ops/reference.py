@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luce_core.ops import attention, coarse, fine, moe, pack, sampling, scores, state
+from luce_core.ops import attention, coarse, delta, fine, moe, pack, sampling, scores, state
 from luce_core.ops.namespace import Layer
 
 ENGINE: Layer = {
@@ -12,4 +12,13 @@ ENGINE: Layer = {
     "prompt_logprobs": scores.prompt_logprobs,
 }
 
-REFERENCE: Layer = {**pack.OPS, **fine.OPS, **attention.OPS, **coarse.OPS, **moe.OPS, **state.OPS, **ENGINE}
+REFERENCE: Layer = {
+    **pack.OPS,
+    **fine.OPS,
+    **attention.OPS,
+    **coarse.OPS,
+    **moe.OPS,
+    **delta.OPS,
+    **state.OPS,
+    **ENGINE,
+}

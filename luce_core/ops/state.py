@@ -17,6 +17,9 @@ from luce_core.contracts import Commit, ForwardBatch, Region, SlotState
 from luce_core.errors import PluginError
 from luce_core.ops.namespace import Layer
 
+WINDOW_ELEMENTS = 1 << 25
+"""Numbers of gathered windows held at once (128 MiB of f32)."""
+
 
 def commit_pages(ops: Any, b: ForwardBatch, commit: Commit, regions: Sequence[Region]) -> None:
     """Move the entries of accepted row path[i] of every sequence from length + path[i] to length + i.
@@ -93,7 +96,10 @@ def conv_window(ops: Any, b: ForwardBatch, x: Tensor, weight: Tensor, slot: Slot
     kernel = weight.shape[1]
     path = _held_windows(b, kernel - 1) if b.phase == "held" else _chunk_windows(b, kernel - 1)
     past = slot.state[b.slot.long()].to(x.dtype)
-    y = torch.einsum("tkc,ck->tc", torch.cat((past.flatten(0, 1), x))[path], weight)
+    rows = torch.cat((past.flatten(0, 1), x))
+    size = max(1, WINDOW_ELEMENTS // (kernel * x.shape[1]))
+    parts = [torch.einsum("tkc,ck->tc", rows[part], weight) for part in torch.split(path, size)]
+    y = parts[0] if len(parts) == 1 else torch.cat(parts)
     if b.phase == "held":
         (field,) = slot.log
         write_log(ops, b, slot, field, x)

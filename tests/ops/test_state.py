@@ -12,6 +12,7 @@ from luce_core.contracts import Commit, Region, SeqTable, SlotState
 from luce_core.errors import PluginError
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import build_ops
+from luce_core.ops import state as state_ops
 
 OPS = build_ops()
 KERNEL, CHANNELS = 3, 2
@@ -157,7 +158,9 @@ def fresh_slot(slots=3, held=8):
     return SlotState("conv", state, {"row": torch.full((slots, held, CHANNELS), 99.0)}, "shift")
 
 
-def test_prefill_in_chunks_equals_one_run():
+@pytest.mark.parametrize("elements", [1 << 25, 7])
+def test_prefill_in_chunks_equals_one_run(monkeypatch, elements):
+    monkeypatch.setattr(state_ops, "WINDOW_ELEMENTS", elements)
     rng = np.random.default_rng(0)
     texts = [rng.standard_normal((9, CHANNELS)).tolist(), rng.standard_normal((5, CHANNELS)).tolist()]
     slot, out, at = fresh_slot(), [[], []], [0, 0]
@@ -186,9 +189,7 @@ def test_held_windows_follow_the_path_and_a_commit_continues_it(data, sequences,
             OPS.conv_window(prompt, torch.tensor(rows), WEIGHT, slot)
     committed = slot.state.clone()
     held = [rng.standard_normal((len(tree), CHANNELS)).tolist() for tree in sequences]
-    sets = [
-        RowSet(s, len(before[s]), [0] * len(tree), {}, parents=tree) for s, tree in enumerate(sequences)
-    ]
+    sets = [RowSet(s, len(before[s]), [0] * len(tree), {}, parents=tree) for s, tree in enumerate(sequences)]
     b = make_batch("held", sets)
     got = OPS.conv_window(b, torch.tensor([row for rows in held for row in rows]), WEIGHT, slot).tolist()
     assert slot.state.equal(committed)
