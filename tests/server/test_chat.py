@@ -441,7 +441,7 @@ def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(served, client, 
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="m", messages=messages, stream=stream)
     assert caught.value.code == "context_length_exceeded"
-    assert "maximum context length is 512 tokens" in str(caught.value)
+    assert "maximum context length is 512 tokens. However, your messages resulted in" in str(caught.value)
     assert f"resulted in {tokens} tokens" in str(caught.value)
 
 
