@@ -7,9 +7,17 @@ import math
 import time
 from collections.abc import Callable
 
-from attrs import Factory, define, evolve, evolve
+from attrs import Factory, define, evolve
 
-from luce_core.contracts import Done, EngineEvent, FinishReason, GenerationRequest, Progress, PromptLogprobs, Tokens
+from luce_core.contracts import (
+    Done,
+    EngineEvent,
+    FinishReason,
+    GenerationRequest,
+    Progress,
+    PromptLogprobs,
+    Tokens,
+)
 
 log = logging.getLogger("luce_core.engine")
 
