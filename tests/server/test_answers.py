@@ -152,7 +152,11 @@ def test_text_that_waits_is_joined_and_the_order_of_choices_kept():
         channel.send(1, Tokens, ids("x"))
         channel.send(0, Tokens, ids("d"))
         await settle()
-        assert await anext(answers) == [(0, ContentDelta("abc")), (1, ContentDelta("x")), (0, ContentDelta("d"))]
+        assert await anext(answers) == [
+            (0, ContentDelta("abc")),
+            (1, ContentDelta("x")),
+            (0, ContentDelta("d")),
+        ]
         for index in (1, 0):
             channel.sinks[index](done(channel.requests[index]))
         batch = await anext(answers)
@@ -283,15 +287,13 @@ EVENTS = st.one_of(
     st.builds(ContentDelta, TEXT.filter(bool)),
     st.builds(Heartbeat, st.sampled_from(["queued", "prefill", "waiting"])),
     st.builds(lambda token: Logprobs((TokenLogprob(token, -1.5, ((token, -1.5),)),)), st.integers(0, 255)),
-    st.builds(
-        lambda reason: Finish(reason, USAGE, TIMES), st.sampled_from(["stop", "length", "cancelled"])
-    ),
+    st.builds(lambda reason: Finish(reason, USAGE, TIMES), st.sampled_from(["stop", "length", "cancelled"])),
     st.builds(lambda text: Failure(text, 500), TEXT),
 )
 
 
 def writer(kind, prefix):
-    face = SimpleNamespace(id="m\0\"odel", tokenizer=TOKENIZER)
+    face = SimpleNamespace(id='m\0"odel', tokenizer=TOKENIZER)
     return kind(prefix, SimpleNamespace(face=face))
 
 
@@ -301,7 +303,9 @@ def chat_fold(count, usage):
 
 def completion_fold(count, usage):
     body = CompletionRequest(prompt="a", n=count, logprobs=1, stream_options={"include_usage": usage})
-    return CompletionStream(writer(CompletionWriter, "cmpl"), Wanted(body, [wanted()] * count, [None] * count))
+    return CompletionStream(
+        writer(CompletionWriter, "cmpl"), Wanted(body, [wanted()] * count, [None] * count)
+    )
 
 
 def said(choice):
@@ -337,7 +341,10 @@ def test_every_choice_ends_once_whatever_comes(make, count, usage, data):
         assert mine[-1]["finish_reason"]
         assert "".join(said(choice) for choice in mine) == texts[index]
         if make is chat_fold:
-            assert [choice["delta"].get("role") for choice in mine] == ["assistant", *[None] * (len(mine) - 1)]
+            assert [choice["delta"].get("role") for choice in mine] == [
+                "assistant",
+                *[None] * (len(mine) - 1),
+            ]
     assert [chunk for chunk in chunks if "error" in chunk] == chunks[-1:] * failed
     assert [chunk["choices"] for chunk in chunks if chunk.get("usage")] == [[]] * (usage and not failed)
     assert len({chunk["id"] for chunk in chunks}) == 1
