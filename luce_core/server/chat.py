@@ -24,7 +24,7 @@ from luce_core.server.choices import (
     usage_of,
 )
 from luce_core.server.prompt_scores import prompt_scores
-from luce_core.server.sampling_fields import MAX_ALTERNATIVES, SamplingFields, read_fields
+from luce_core.server.sampling_fields import MAX_ALTERNATIVES, Count, SamplingFields, read_fields
 from luce_core.server.service import Generation, GenerationService
 
 
@@ -32,7 +32,7 @@ class ChatRequest(SamplingFields):
     """The body."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
-    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
     tools: list[dict[str, Any]] | None = None

@@ -24,6 +24,9 @@ MAX_ALTERNATIVES = 20
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 SEED_MASK = (1 << 64) - 1
 
+LARGEST = (1 << 31) - 1  # whole numbers end up in columns of fixed width
+
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -39,11 +42,11 @@ class SamplingFields(BaseModel):
     model: str = ""
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Count | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
     top_p: Probability | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
     min_p: Probability | None = None
     typical_p: Probability | None = None
     seed: int | None = None
@@ -56,16 +59,16 @@ class SamplingFields(BaseModel):
     xtc_threshold: Probability | None = None
     dry_multiplier: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
     dry_base: Annotated[float, Field(ge=1.0, le=100.0)] | None = None
-    dry_allowed_length: Annotated[int, Field(ge=1)] | None = None
-    dry_penalty_last_n: Annotated[int, Field(ge=-1)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=1, le=LARGEST)] | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
     dry_sequence_breakers: Annotated[list[str], Field(max_length=32)] = Field(default=["\n", ":", '"', "*"])
     stop: str | list[str] | None = None
     stop_token_ids: list[int] = Field(default_factory=list)
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    min_tokens: Count = 0
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
     """Log-probabilities of the prompt, with so many alternatives; vLLM's field and answer."""
     ignore_eos: bool = False
-    priority: int = 0
+    priority: Annotated[int, Field(ge=-LARGEST, le=LARGEST)] = 0
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
     """Seconds the request may take, its wait included."""
 
