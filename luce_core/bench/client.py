@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -149,11 +151,12 @@ class Connection:
             try:
                 event = self._http.next_event()
                 if event is not h11.NEED_DATA:
-                    if isinstance(event, h11.ConnectionClosed):
-                        raise Broken("the server closed the connection without an answer")
                     return event
                 async with asyncio.timeout(self._target.timeout_s):
-                    self._http.receive_data(await self._reader.read(READ_BYTES))
+                    data = await self._reader.read(READ_BYTES)
+                if not data and self._http.their_state is h11.SEND_RESPONSE:
+                    raise Broken("the server closed the connection without an answer")
+                self._http.receive_data(data)
             except h11.RemoteProtocolError as error:
                 raise Broken(str(error)) from error
             except TimeoutError:  # an OSError too, so it comes first
@@ -163,6 +166,9 @@ class Connection:
 
 
 def _words(error: OSError) -> str:
+    """What the system says; asyncio puts addresses in its place."""
+    if error.errno is not None and error.errno in errno.errorcode and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno).lower()
     return (error.strerror or str(error) or type(error).__name__).lower()
 
 

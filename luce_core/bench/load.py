@@ -128,7 +128,7 @@ class Rung:
 
 
 def random_prompts(words: int, seed: int) -> Iterator[Prompt]:
-    """Without end; no two begin alike, so that no prefix is cached."""
+    """Without end. They differ from the first words on, so that hardly any prefix is cached."""
     source = random.Random(f"{seed} {words}")
     while True:
         text = " ".join(source.choice(WORDS) for _ in range(words))
@@ -156,7 +156,8 @@ def _read_prompt(path: Path, number: int, line: str) -> Prompt:
         text, messages = item.get("prompt"), item.get("messages")
         if isinstance(text, str) and text and messages is None:
             return Prompt(({"role": "user", "content": text},))
-        if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages):
+        listed = isinstance(messages, list) and all(isinstance(item, dict) for item in messages)
+        if listed and messages and text is None:
             return Prompt(tuple(messages))
     raise UsageError(
         f"--prompts {str(path)!r}, line {number}: {line[:60]!r}. Wanted an object with 'prompt' (text) or "

@@ -92,8 +92,8 @@ class Measure:
         """From the requests to the first token of the last of them."""
         begin = self._begin()
         watches = [self._submit(prompt.context + prompt.rest, 1) for prompt in prompts]
-        while not all(watch.done for watch in watches):
-            self._step(case.label)
+        while not all(watch.done for watch in watches) and self.engine.step():
+            pass
         seconds, energy = self._end(begin)
         self._finish(watches, case.label)
         cached = _check_cached(case, watches, case.depth)
@@ -103,24 +103,23 @@ class Measure:
     def _generate(self, case: Case, prompts: Sequence[Prompt]) -> Sample:
         """From where every sequence decodes to where the first one ends."""
         watches = [self._submit(prompt.context, case.tokens + 1) for prompt in prompts]
-        while not all(watch.tokens for watch in watches):
-            self._step(case.label)
-            if any(watch.done for watch in watches):
+        while not (all(watch.tokens for watch in watches) or any(watch.done for watch in watches)):
+            if not self.engine.step():
                 break
+        together = all(watch.tokens for watch in watches)
         had = sum(watch.tokens for watch in watches)
         begin = self._begin()
-        while not any(watch.done for watch in watches):
-            self._step(case.label)
+        while not any(watch.done for watch in watches) and self.engine.step():
+            pass
         seconds, energy = self._end(begin)
         tokens = sum(watch.tokens for watch in watches) - had
         for number in self._running:
             self.engine.cancel(number)
         self._finish(watches, case.label)
+        if not together:
+            raise _too_small(case, "a sequence ended before all of them ran")
         if not tokens:
-            raise EngineError(
-                f"Test {case.label!r} measured nothing: a sequence ended before all of them decoded "
-                "together, or with its first step. Raise -n."
-            )
+            raise EngineError(f"Test {case.label!r} measured nothing: its first step was its last. Raise -n.")
         _check_cached(case, watches, max(1, case.depth) - 1)
         return _sample(tokens, seconds, watches, energy)
 
@@ -147,12 +146,8 @@ class Measure:
     def _running(self) -> list[str]:
         return [seq.request.request for seq in (*self.engine.running.values(), *self.engine.waiting.values())]
 
-    def _step(self, what: str) -> None:
-        if not self.engine.step():
-            raise EngineError(f"The engine has nothing to do, and {what!r} is not over: a bug of the engine.")
-
     def _finish(self, watches: Sequence[Watch], what: str) -> None:
-        """Step until nothing is left."""
+        """Step until nothing is left. EngineError for the first request that did not end well."""
         while self.engine.step():
             pass
         self.engine.blocks.check_integrity()
