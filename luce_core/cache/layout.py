@@ -38,10 +38,11 @@ def slot_bytes(layout: StateLayout, sizes: StateSizes) -> int:
 
 
 def log_bytes(layout: StateLayout, sizes: StateSizes) -> int:
-    """Bytes of the logs of one sequence."""
-    return sizes.max_held_rows * sum(
-        field_bytes(f, sizes) for slot in layout.slots for f in slot.log.values()
-    )
+    """Bytes of the logs of one sequence: of slots, and of regions whose entries take several tokens."""
+    strided = {group.name for group in layout.groups if group.stride > 1}
+    fields = [field for slot in layout.slots for field in slot.log.values()]
+    fields += [field for pages in layout.pages if pages.group in strided for field in pages.fields.values()]
+    return sizes.max_held_rows * sum(field_bytes(field, sizes) for field in fields)
 
 
 def state_bytes(model: str, layout: StateLayout, sizes: StateSizes) -> int:

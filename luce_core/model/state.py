@@ -50,7 +50,7 @@ class ModelState:
     def tensors(self) -> list[Tensor]:
         """Every tensor of the state, in layout order."""
         return [
-            *(t for region in self.regions.values() for t in region.fields.values()),
+            *(t for region in self.regions.values() for t in (*region.fields.values(), *region.log.values())),
             *(t for slot in self.slots.values() for t in (slot.state, *slot.log.values())),
         ]
 
@@ -77,8 +77,11 @@ class ModelState:
             entries = self.sizes.block_tokens // group.stride
             shape = (self.sizes.num_blocks[f"{self.model}/{group.name}"], entries)
             fields = {name: self._zeros(shape, field, device) for name, field in pages.fields.items()}
+            rows = (self.sizes.num_slots, self.sizes.max_held_rows)
+            logged = pages.fields if group.stride > 1 else {}
+            log = {name: self._zeros(rows, field, device) for name, field in logged.items()}
             self.regions[pages.name] = Region(
-                pages.name, group.name, fields, entries, group.stride, group.window
+                pages.name, group.name, fields, entries, group.stride, group.window, log
             )
         for slot in self.layout.slots:
             rows = (self.sizes.num_slots, self.sizes.max_held_rows)

@@ -201,13 +201,10 @@ class ClosedEntries:
     closer: Tensor
     """i64[n - committed] row of the batch, from the sequence's first, that closed each of the others."""
     stride: int
-    rows: SequenceRows
 
     def visible(self, b: ForwardBatch, rows: slice) -> Tensor:
         """bool[rows, n]."""
         past = self.number[: self.committed] < (b.index[rows].long()[:, None] + 1) // self.stride
-        if self.rows.held:  # a padding row sees no row, not even itself
-            past = past & (b.parent[rows] != -2)[:, None]
         return torch.cat((past, self._sees(b, rows)), 1)
 
     def places(self, b: ForwardBatch, rows: slice, numbers: Tensor) -> Tensor:
@@ -229,7 +226,7 @@ class ClosedEntries:
 
 def closed_entries(b: ForwardBatch, rows: SequenceRows, region: Region) -> ClosedEntries:
     """All entries any of `rows` may see. Pages are read where the text was before a held batch."""
-    pages = _only_field(region)
+    pages = only_field(region)
     stride = region.stride
     end = rows.length if rows.held else int(b.index[rows.stop - 1]) + 1
     committed = end // stride
@@ -243,7 +240,7 @@ def closed_entries(b: ForwardBatch, rows: SequenceRows, region: Region) -> Close
         held = log[int(b.slot[rows.number]), closer].reshape(-1, pages.shape[-1]).float()
         value = torch.cat((value, held))
         number = torch.cat((number, index[closer] // stride))
-    return ClosedEntries(value, number, committed, closer, stride, rows)
+    return ClosedEntries(value, number, committed, closer, stride)
 
 
 def entry_places(b: ForwardBatch, rows: SequenceRows, region: Region, count: int) -> Tensor:
@@ -261,7 +258,7 @@ def entry_places(b: ForwardBatch, rows: SequenceRows, region: Region, count: int
     return (block[:, None] * region.block_entries + within).flatten()[:count]
 
 
-def _only_field(region: Region) -> Tensor:
+def only_field(region: Region) -> Tensor:
     """[num_blocks, block_entries, ..., D] of a region of compressed entries."""
     if len(region.fields) != 1 or region.stride == 1:
         raise PluginError(

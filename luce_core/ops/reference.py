@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from luce_core.ops import attention, coarse, delta, fine, moe, pack, sampling, scores, state
+from luce_core.ops import (
+    attention,
+    coarse,
+    compressed,
+    delta,
+    fine,
+    moe,
+    pack,
+    sampling,
+    scores,
+    state,
+    streams,
+)
 from luce_core.ops.namespace import Layer
 
 ENGINE: Layer = {
@@ -19,6 +31,8 @@ REFERENCE: Layer = {
     **coarse.OPS,
     **moe.OPS,
     **delta.OPS,
+    **compressed.OPS,
+    **streams.OPS,
     **state.OPS,
     **ENGINE,
 }

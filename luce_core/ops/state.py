@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from luce_core.contracts import Commit, ForwardBatch, Region, SlotState
-from luce_core.errors import PluginError
 from luce_core.ops.namespace import Layer
 
 WINDOW_ELEMENTS = 1 << 25
@@ -24,9 +23,15 @@ WINDOW_ELEMENTS = 1 << 25
 def commit_pages(ops: Any, b: ForwardBatch, commit: Commit, regions: Sequence[Region]) -> None:
     """Move the entries of accepted row path[i] of every sequence from length + path[i] to length + i.
 
-    regions: all of one group. Paths rise, so path[i] >= i and a row on its place stays.
+    regions: all of one group. Paths rise, so path[i] >= i and a row on its place stays. Of a group with a
+    stride, the entries that accepted rows closed come out of the log.
     """
-    if not regions or commit.path.shape[1] <= 1:
+    if not regions:
+        return
+    if regions[0].stride != 1:
+        _commit_closed(b, commit, regions)
+        return
+    if commit.path.shape[1] <= 1:
         return  # a path begins at row 0, which lies where it belongs
     steps = torch.arange(commit.path.shape[1], device=commit.path.device)
     path = commit.path.long()
@@ -43,17 +48,27 @@ def commit_pages(ops: Any, b: ForwardBatch, commit: Commit, regions: Sequence[Re
             flat[target] = flat[source]
 
 
+def _commit_closed(b: ForwardBatch, commit: Commit, regions: Sequence[Region]) -> None:
+    """Compressed entries that accepted rows closed: from the log into pages."""
+    stride = regions[0].stride
+    steps = torch.arange(commit.path.shape[1], device=commit.path.device)
+    index = b.length.long()[:, None] + steps
+    seq, step = ((steps < commit.count[:, None]) & ((index + 1) % stride == 0)).nonzero(as_tuple=True)
+    if seq.numel() == 0:
+        return
+    target = entry_of(b, regions[0], seq, index[seq, step] // stride * stride)
+    slot, row = b.slot.long()[seq], commit.path.long()[seq, step]
+    for region in regions:
+        for name, pages in region.fields.items():
+            pages.view(-1, *pages.shape[2:])[target] = region.log[name][slot, row]
+
+
 def entry_of(b: ForwardBatch, region: Region, seq: Tensor, token: Tensor) -> Tensor:
     """i64[n] flat entry of token index `token` i64[n] of sequence `seq` i64[n] of the batch."""
-    if region.stride != 1:
-        raise PluginError(
-            f"The reference of op 'commit_pages' moves one entry per token; region {region.name!r} has one "
-            f"per {region.stride}."
-        )
     table = b.table[region.group]
     used = torch.arange(table.first.shape[1], device=token.device) < table.count[seq][:, None]
     column = ((table.first[seq] <= token[:, None]) & used).sum(1) - 1
-    offset = token - table.first[seq, column]
+    offset = (token - table.first[seq, column]) // region.stride
     return table.block[seq, column].long() * region.block_entries + offset
 
 
@@ -94,42 +109,51 @@ def conv_window(ops: Any, b: ForwardBatch, x: Tensor, weight: Tensor, slot: Slot
     writes the state, held rows leave themselves in the log's one field; their path goes by `b.parent`.
     """
     kernel = weight.shape[1]
-    path = _held_windows(b, kernel - 1) if b.phase == "held" else _chunk_windows(b, kernel - 1)
+    path = path_windows(b, kernel - 1)
     past = slot.state[b.slot.long()].to(x.dtype)
     rows = torch.cat((past.flatten(0, 1), x))
     size = max(1, WINDOW_ELEMENTS // (kernel * x.shape[1]))
     parts = [torch.einsum("tkc,ck->tc", rows[part], weight) for part in torch.split(path, size)]
     y = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if b.phase == "held":
-        (field,) = slot.log
-        write_log(ops, b, slot, field, x)
-        return y
-    for s, (start, stop) in enumerate(_bounds(b)):
-        if stop > start:
-            slot.state[b.slot[s]] = torch.cat((past[s], x[start:stop]))[-(kernel - 1) :].to(slot.state.dtype)
+    advance_window(ops, b, x, slot)
     return y
 
 
-def _bounds(b: ForwardBatch) -> list[tuple[int, int]]:
-    return list(pairwise(b.query_start.tolist()))
+def advance_window(ops: Any, b: ForwardBatch, x: Tensor, slot: SlotState) -> None:
+    """What a "shift" slot [slots, n, C] keeps of rows x [T, C]: prefill its newest rows, held the log."""
+    if b.phase == "held":
+        (field,) = slot.log
+        write_log(ops, b, slot, field, x)
+        return
+    for s, (start, stop) in enumerate(pairwise(b.query_start.tolist())):
+        if stop > start:
+            state = slot.state[b.slot[s]]
+            newest = torch.cat((state, x[max(start, stop - state.shape[0]) : stop].to(state.dtype)))
+            slot.state[b.slot[s]] = newest[-state.shape[0] :]
 
 
-def _chunk_windows(b: ForwardBatch, before: int) -> Tensor:
-    """i64[T, before + 1]: places in (states of all sequences, rows of the batch) of every row's window."""
-    shift_by = torch.arange(-before, 1, device=b.token.device)
-    seq = b.seq.long()
-    row = torch.arange(b.token.shape[0], device=seq.device)
+def path_windows(b: ForwardBatch, before: int, rows: Tensor | None = None) -> Tensor:
+    """i64[n, before + 1]: places of `rows` (None = all) and of the `before` rows ahead of each on its path.
+
+    Places are those in (`before` rows of state of every sequence, rows of the batch).
+    """
+    row = torch.arange(b.token.shape[0], device=b.token.device) if rows is None else rows
+    return _held_windows(b, before, row) if b.phase == "held" else _chunk_windows(b, before, row)
+
+
+def _chunk_windows(b: ForwardBatch, before: int, row: Tensor) -> Tensor:
+    shift_by = torch.arange(-before, 1, device=row.device)
+    seq = b.seq.long()[row]
     since = row - b.query_start.long()[seq]
     back = since[:, None] + shift_by
     state = seq[:, None] * before + before + back
     return torch.where(back >= 0, b.slot.shape[0] * before + row[:, None] + shift_by, state)
 
 
-def _held_windows(b: ForwardBatch, before: int) -> Tensor:
-    """The same for held rows: a window goes up the row's ancestors, then into the state."""
-    seq = b.seq.long()
+def _held_windows(b: ForwardBatch, before: int, row: Tensor) -> Tensor:
+    """A window goes up the row's ancestors, then into the state."""
+    seq = b.seq.long()[row]
     start = b.query_start.long()[seq]
-    row = torch.arange(b.token.shape[0], device=seq.device)
     states = b.slot.shape[0] * before
     window = []
     above = torch.zeros_like(row)  # steps taken beyond the root

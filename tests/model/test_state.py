@@ -64,8 +64,9 @@ def test_regions_and_slots_have_the_shapes_of_the_layout():
 
 
 def test_the_allocation_is_what_the_plan_counts():
-    # By hand: a 2·3·(2+2), b 5·4 per token; c 7·2 per four tokens; slots 4·4 + 3·8, logs 2·2+4 + 3·8.
-    want = 6 * 8 * (24 + 20) + 4 * 2 * 14 + 3 * (16 + 24) + 3 * 4 * (8 + 24)
+    # By hand: a 2·3·(2+2), b 5·4 per token; c 7·2 per four tokens; slots 4·4 + 3·8, logs 2·2+4 + 3·8
+    # and, of entries that held rows close, 7·2.
+    want = 6 * 8 * (24 + 20) + 4 * 2 * 14 + 3 * (16 + 24) + 3 * 4 * (8 + 24 + 14)
     assert state_bytes("target", TARGET, SIZES) == want
     state = ModelState("target", TARGET, SIZES, "cpu")
     assert sum(t.numel() * t.element_size() for t in state.tensors()) == want

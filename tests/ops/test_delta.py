@@ -202,7 +202,7 @@ def test_padding_rows_disturb_nobody():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fold_does_not_depend_on_how_the_path_was_cut(kind):
     """Bit for bit: decoding one by one and accepting many at once leave the same state."""
-    q, k, v, g, beta = rows_of(kind, 3, 5)
+    _, k, v, g, _ = rows_of(kind, 3, 5)
     log = {"k": k[None], "u": v[None], "g": g[None]}
     start = numbers(1, VALUE_HEADS, KEY, VALUE, seed=6)
     at_once = OPS.delta_fold(start, log, torch.tensor([3]))

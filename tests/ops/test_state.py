@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luce_core.contracts import Commit, Region, SeqTable, SlotState
-from luce_core.errors import PluginError
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import build_ops
 from luce_core.ops import state as state_ops
@@ -86,10 +85,18 @@ def test_pages_move_across_a_gap_of_evicted_blocks():
     assert field[0].tolist() == [1.0, 1.0]
 
 
-def test_strided_regions_are_refused():
-    b = make_batch("held", [RowSet(0, 0, [0, 0, 0], {"full": SeqTable((0,), (0,))}, parents=[-1, 0, 0])])
-    with pytest.raises(PluginError, match="one per 4"):
-        OPS.commit_pages(b, commit_of([[0, 2]]), (Region("c", "full", {"k": torch.zeros(1, 2)}, 2, 4),))
+def test_entries_of_several_tokens_come_out_of_the_log_of_the_row_that_closed_them():
+    """Stride 2, three tokens committed: rows at depth 0 close entry 1, rows at depth 2 entry 2."""
+    field, log = torch.zeros(6, 2, 1), torch.arange(12.0).view(2, 6, 1)
+    region = Region("c", "c", {"k": field}, 2, 2, log={"k": log})
+    table = {"c": SeqTable((4, 1), (0, 4))}
+    b = make_batch("held", [RowSet(1, 3, [0] * 5, table, parents=[-1, 0, 0, 2, 1])])
+    OPS.commit_pages(b, commit_of([[0, 2, 3]]), (region,))
+    assert field[4, :, 0].tolist() == [0, 6]  # entry 1, closed by row 0 of slot 1
+    assert field[1, :, 0].tolist() == [9, 0]  # entry 2, closed by row 3
+    before = field.clone()
+    OPS.commit_pages(b, commit_of([[]]), (region,))
+    assert field.equal(before)
 
 
 # --- shift folds
