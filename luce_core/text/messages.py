@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pydantic_core import from_json
 
 from luce_core.errors import RequestError
 
@@ -124,8 +125,8 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         arguments = {}
     elif isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
+            arguments = from_json(arguments, allow_inf_nan=False)  # at most 200 levels deep, as bodies are
+        except ValueError as error:
             raise _bad(f"{where}.function.arguments", repr(arguments[:80]), f"JSON ({error})") from None
     if not isinstance(arguments, Mapping):
         raise _bad(f"{where}.function.arguments", _kind(arguments), "a JSON object")
