@@ -46,7 +46,6 @@ class Groups:
     every: tuple[GroupInfo, ...]
     whole: tuple[GroupInfo, ...]
     windowed: tuple[GroupInfo, ...]
-    strided: bool
     best_effort: tuple[BestEffort, ...]
     exact: bool
     """A prefix hit must end at a checkpoint: a model it may not lack has slots or windows."""
@@ -66,7 +65,6 @@ def read_groups(layouts: Mapping[str, StateLayout]) -> Groups:
         every=every,
         whole=tuple(group for group in every if group.window is None),
         windowed=tuple(group for group in every if group.window is not None),
-        strided=any(group.stride > 1 for group in every),
         best_effort=tuple(_best_effort(layouts, every)),
         exact=any(layout.slots or any(g.window is not None for g in layout.groups) for layout in strict),
         granularity=lcm(*(group.stride for layout in strict for group in layout.groups)),

@@ -60,7 +60,6 @@ class PagedBlockManager:
         self._groups = groups.every
         self._whole = groups.whole
         self._windowed = groups.windowed
-        self._strided = groups.strided
         self._best_effort = groups.best_effort
         sizes = store.sizes
         self._pools = tuple(
@@ -149,15 +148,13 @@ class PagedBlockManager:
     def reserve(self, seq: SeqId, tokens: int) -> bool:
         """Blocks for `tokens` more rows in every group, or nothing and False. Makes shared blocks private.
 
-        Where one entry covers several tokens, held rows get one entry each: siblings of a tree may all close
-        one.
+        An entry that covers several tokens needs no more: those that held rows close are kept in a log.
         """
         state = self._seqs[seq]
-        if state.length + tokens <= state.capacity and (tokens == 1 or not self._strided):
+        if state.length + tokens <= state.capacity:
             return True
         new = [
-            max(0, self._blocks_for(group, state.length, tokens) - table.end)
-            for group, table in zip(self._groups, state.tables, strict=True)
+            max(0, self._blocks_for(state.length + tokens) - table.end) for table in state.tables
         ]
         copies = self._copies_due(state)
         if not self._cache.make_room([n + c for n, c in zip(new, copies, strict=True)]):
@@ -178,12 +175,12 @@ class PagedBlockManager:
         needs = self._copies_due(state)
         for group, table in zip(self._groups, state.tables, strict=True):
             ahead = self._within_window(group, tokens, step_tokens)
-            needs[group.index] += max(0, self._blocks_for(group, state.length, ahead) - table.end)
+            needs[group.index] += max(0, self._blocks_for(state.length + ahead) - table.end)
         return self._cache.has_room(needs)
 
     def room(self, tokens: int, *, step_tokens: int | None = None) -> bool:
         """Whether a new sequence of `tokens` tokens would find a slot and blocks; `fits` before `open`."""
-        needs = [self._blocks_for(g, 0, self._within_window(g, tokens, step_tokens)) for g in self._groups]
+        needs = [self._blocks_for(self._within_window(g, tokens, step_tokens)) for g in self._groups]
         return bool(self._slots.free) and self._cache.has_room(needs)
 
     def _within_window(self, group: GroupInfo, tokens: int, step_tokens: int | None) -> int:
@@ -192,13 +189,9 @@ class PagedBlockManager:
             return tokens
         return min(tokens, group.window + self._block_tokens + step_tokens)
 
-    def _blocks_for(self, group: GroupInfo, length: int, tokens: int) -> int:
-        """Where the table of `group` must end to hold `tokens` rows behind `length`."""
-        end = -(-(length + tokens) // self._block_tokens)
-        if group.stride == 1:
-            return end
-        held = length // group.stride + min(tokens, self._store.sizes.max_held_rows)
-        return max(end, -(-held // (self._block_tokens // group.stride)))
+    def _blocks_for(self, tokens: int) -> int:
+        """Where a table must end to hold so many tokens."""
+        return -(-tokens // self._block_tokens)
 
     def _copies_due(self, state: SeqState) -> list[int]:
         """By group: 1 where the partly filled block must be copied before this sequence may write it."""

@@ -403,19 +403,12 @@ def test_room_needs_a_slot() -> None:
     assert not w.manager.room(1)
 
 
-def test_held_rows_get_an_entry_each_where_one_covers_several_tokens() -> None:
+def test_a_group_with_a_stride_takes_as_many_blocks_as_one_without() -> None:
     w = world("strided", blocks=20)  # stride 4, blocks of 4: one entry a block
     seq = w.start(A[:4])
-    assert w.manager.reserve(seq, 3)
-    assert len(w.manager.tables(seq)["m/c4"].blocks) == 4
-    assert len(w.manager.tables(seq)["m/kv"].blocks) == 2
-
-
-def test_a_long_chunk_takes_no_more_entries_than_tokens_and_held_rows_need() -> None:
-    w = world("strided", blocks=20)
-    seq = w.open([1])
-    assert w.manager.reserve(seq, 40)
-    assert len(w.manager.tables(seq)["m/c4"].blocks) == 10
+    for rows in (1, 3, 40):
+        assert w.manager.reserve(seq, rows)
+        assert len(w.manager.tables(seq)["m/c4"].blocks) == len(w.manager.tables(seq)["m/kv"].blocks)
 
 
 # --- forks

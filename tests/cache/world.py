@@ -186,7 +186,8 @@ class World:
                     self._put(seq, group, (len(text) + row) // spec.stride, running)
         for row in range(len(keys), len(keys) + garbage):
             for group, spec in self.store.groups.items():
-                self._put(seq, group, len(text) // spec.stride + row, GARBAGE)
+                if spec.stride == 1:  # entries of several tokens are kept elsewhere until a row is accepted
+                    self._put(seq, group, len(text) + row, GARBAGE)
         self.manager.advance(seq, keys)
         text += keys
         state = self.store.slots[self.manager.slot(seq)]

@@ -35,9 +35,10 @@ def bytes_by_hand(layout, sizes, model="target"):
     strides = {group.name: group.stride for group in layout.groups}
     for pages in layout.pages:
         entries = sizes.num_blocks[f"{model}/{pages.group}"] * (sizes.block_tokens // strides[pages.group])
+        logged = sizes.num_slots * sizes.max_held_rows if strides[pages.group] > 1 else 0
         for field in pages.fields.values():
             width = WIDTH[{"kv.k": sizes.k_type, "kv.v": sizes.v_type}.get(field.dtype, field.dtype)]
-            total += entries * math.prod(field.shape) * width
+            total += (entries + logged) * math.prod(field.shape) * width
     for slot in layout.slots:
         total += sizes.num_slots * math.prod(slot.state.shape) * WIDTH[slot.state.dtype]
         for field in slot.log.values():
