@@ -33,13 +33,21 @@ class SwapRule:
 
 
 def swap_rule(plan: BackendPlan) -> SwapRule:
-    """The rule for the target of a plan. On the CPU the link is memory itself."""
+    """The rule for a plan. On the CPU the link is memory itself."""
     model = plan.models[0]
     device = next(item for item in plan.devices if item.id == model.layer_device[0])
     link = device.bandwidth_bytes_s
     if "cpu" not in device.features and device.id != "cpu":
         link = min(link, device.links.get("cpu", HOST_LINK_BYTES_S))
-    weights, spec = plan.number("memory.weight_bytes"), model.spec
-    active = weights * spec.active_bytes // spec.weight_bytes if spec.weight_bytes else weights
     chunk = plan.number("engine.row_budget")
-    return SwapRule(plan.number("cache.swap_bytes"), active, chunk, link / device.bandwidth_bytes_s)
+    return SwapRule(
+        plan.number("cache.swap_bytes"), _pass_bytes(plan), chunk, link / device.bandwidth_bytes_s
+    )
+
+
+def _pass_bytes(plan: BackendPlan) -> int:
+    """Weights a chunk reads: all models follow the text; of the target's experts only those in use."""
+    everything = sum(claim.num_bytes for claim in plan.claims if claim.kind == "weights")
+    target, spec = plan.number("memory.weight_bytes"), plan.models[0].spec
+    idle = target * (spec.weight_bytes - spec.active_bytes) // max(1, spec.weight_bytes)
+    return everything - max(0, idle)

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from luce_core.contracts import Scheduler, SchedulerContext, SeqId, SeqView, Work
+from luce_core.engine.tenants import TenantLedger
 from luce_core.registry import resolve
 from luce_core.testing.contract import Contract
 from luce_core.testing.plugin import registry_of
@@ -33,6 +34,15 @@ class Job:
         """Tokens to prefill: more than the prompt after a preemption."""
         self.reserved = 0
         self.prefilled_at: int | None = None
+        self.tenant = ""
+        self.leaves_at = NO_BARRIER
+        """The step before which it is cancelled, or its deadline passes."""
+        self.gone = False
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is to be done for it."""
+        return self.gone or self.length >= self.total
 
     def _spans(self, dice: Random, widest: int) -> tuple[tuple[int, int], ...]:
         spans = []
@@ -43,8 +53,8 @@ class Job:
             start = stop + dice.randint(0, 30)
         return tuple(spans)
 
-    def view(self) -> SeqView:
-        """The job as a scheduler sees it; seconds are steps."""
+    def view(self, served: int = 0) -> SeqView:
+        """The job as a scheduler sees it; seconds are steps. served: rows of its tenant."""
         return SeqView(
             seq=self.seq,
             length=self.length,
@@ -55,6 +65,8 @@ class Job:
             nodes=self.nodes,
             spans=self.spans,
             priority=self.priority,
+            tenant=self.tenant,
+            served=served,
         )
 
 
@@ -62,8 +74,9 @@ class SimulatedEngine:
     """Runs a scheduler's plans and refuses what an engine refuses.
 
     memory: tokens of state beyond what the longest job needs; None = plenty. reserving: `fits` keeps the
-    room it promises, as the core's engine does; otherwise it only looks, and work may turn out not to fit.
-    wide: spans may fill a whole step.
+    room it promises, as the core's engine does; otherwise it only looks, and work may turn out not to
+    fit. wide: spans may fill a whole step. tenants: how many the jobs are from. leaving: some jobs end
+    early, in any phase.
     """
 
     def __init__(
@@ -76,6 +89,8 @@ class SimulatedEngine:
         spans: bool = False,
         barriers: bool = False,
         wide: bool = False,
+        tenants: int = 1,
+        leaving: bool = False,
     ) -> None:
         self.dice = dice = Random(str(seed))
         self.budget = dice.randint(12, 64)
@@ -86,6 +101,11 @@ class SimulatedEngine:
             Job(number, dice, spans=spans, barriers=barriers, widest=widest)
             for number in range(dice.randint(1, 14))
         ]
+        self.ledger = TenantLedger()
+        for job in self.jobs:
+            job.tenant = str(dice.randrange(tenants)) if tenants > 1 else ""
+            if leaving and dice.random() < 0.3:
+                job.leaves_at = job.arrival + dice.randint(0, 40)
         self.memory = NO_BARRIER
         if memory is not None:
             self.memory = max(job.total for job in self.jobs) + 16 + memory
@@ -108,22 +128,28 @@ class SimulatedEngine:
     def play(self) -> None:
         """Until every job is done; AssertionError for a law broken or a job that never ends."""
         most_steps = 80 + 10 * sum(job.total for job in self.jobs)
-        while any(job.length < job.total for job in self.jobs):
+        while not all(job.over for job in self.jobs):
             self.step()
-            left = [job.seq for job in self.jobs if job.length < job.total]
+            left = [job.seq for job in self.jobs if not job.over]
             assert self.now < most_steps, f"sequences {left} are not done after {self.now} steps"
 
     def step(self) -> tuple[Sequence[Work], Sequence[SeqId]]:
         """One step; returns what the scheduler said."""
-        self.waiting += [job for job in self.jobs if job.arrival == self.now]
-        waiting = [job.view() for job in self.waiting]
+        for job in self.jobs:
+            if job.arrival == self.now and not job.gone:
+                self.waiting.append(job)
+                self.ledger.join(job.tenant)
+            if job.leaves_at == self.now and not job.over:
+                self._leave(job)
+        waiting = [job.view(self.ledger.served(job.tenant)) for job in self.waiting]
         self.dice.shuffle(waiting)
-        running = [job.view() for job in self.running]
+        running = [job.view(self.ledger.served(job.tenant)) for job in self.running]
         work, preempted = self.scheduler.plan(waiting, running, self.budget, self.fits)
         self._check(work, preempted)
         self.observe(work, preempted)
         for seq in preempted:
             self._preempt(self.jobs[seq])
+        self.ledger.charge((self.jobs[item.seq].tenant, item.rows) for item in work)
         for item in work:
             self._run(item)
         for job in self.waiting:
@@ -175,7 +201,14 @@ class SimulatedEngine:
             job.prefilled_at = self.now
         if job.length >= job.total:
             self.running.remove(job)
+            self.ledger.leave(job.tenant)
             job.reserved = 0
+
+    def _leave(self, job: Job) -> None:
+        job.gone = True
+        job.reserved = 0
+        (self.running if job in self.running else self.waiting).remove(job)
+        self.ledger.leave(job.tenant)
 
     def _preempt(self, job: Job) -> None:
         self.running.remove(job)
@@ -222,9 +255,18 @@ class SchedulerContract(Contract):
         for seed in range(0, 60, 2):
             barriers = seed % 4 == 0
             for reserving in (True, False):
-                SimulatedEngine(
-                    self.make, seed, memory=seed, reserving=reserving, barriers=barriers
-                ).play()
+                SimulatedEngine(self.make, seed, memory=seed, reserving=reserving, barriers=barriers).play()
+
+    def test_everybody_finishes_beside_other_tenants(self) -> None:
+        for seed in range(60):
+            memory = seed if seed % 2 else None
+            SimulatedEngine(self.make, (seed, "tenants"), memory=memory, tenants=2 + seed % 3).play()
+
+    def test_whoever_leaves_early_leaves_the_others_alone(self) -> None:
+        for seed in range(60):
+            memory = seed if seed % 2 else None
+            tenants = 1 + seed % 3
+            SimulatedEngine(self.make, (seed, "leaving"), memory=memory, tenants=tenants, leaving=True).play()
 
     def test_plan_is_a_pure_function(self) -> None:
         scheduler = self.make(4, 32)

@@ -67,7 +67,8 @@ class ManagerMachine(RuleBasedStateMachine):
         try:
             seq = world.open(prompt, limit)
         except CapacityError:
-            assert not world.manager.stats().free_slots or world.manager.stats().host_bytes
+            stats = world.manager.stats()
+            assert not stats.free_slots or stats.host_bytes or stats.swap_bytes
             return
         world.extend(seq, prompt[len(world.texts[seq]) :])
 

@@ -246,7 +246,7 @@ def test_a_newcomer_waits_as_long_beside_300_requests_as_beside_5() -> None:
         others = dice.randint(1, most - 1)
         arrival, prompt = dice.randint(5, 120), dice.randint(1, 300)
         for queued in (5, 300):
-            load = _crowd(Random(seed), most, budget, others, queued)
+            load = _crowd(Random(seed), most, budget, others, queued, longest=3000)
             newcomer = Request(10**6, "new", prompt, 8, arrival)
             many = load.more
             load.more = lambda at, n=newcomer, m=many: [n] if at.now == n.arrived else m(at)  # type: ignore[assignment, misc, return-value]
@@ -258,7 +258,7 @@ def test_a_newcomer_waits_as_long_beside_300_requests_as_beside_5() -> None:
                 load.step()
 
 
-def _crowd(dice: Random, most: int, budget: int, tenants: int, queued: int) -> Load:
+def _crowd(dice: Random, most: int, budget: int, tenants: int, queued: int, longest: int = 60) -> Load:
     made = 0
 
     def more(load: Load) -> Iterator[Request]:
@@ -268,7 +268,7 @@ def _crowd(dice: Random, most: int, budget: int, tenants: int, queued: int) -> L
             for _ in range(queued - there[tenant]):
                 made += 1
                 prompt = dice.choice([0, dice.randint(1, 9), dice.randint(1, 200)])
-                yield Request(made, tenant, prompt, dice.randint(1, 60), load.now)
+                yield Request(made, tenant, prompt, dice.randint(1, longest), load.now)
 
     return Load(most, budget, more)
 
@@ -308,14 +308,16 @@ def _prompts(lengths: dict[str, int], waiting: int) -> Callable[[Load], Iterator
     return more
 
 
-@pytest.mark.parametrize("lengths", [(700, 700), (2000, 130, 400), (3000, 40), (100, 101, 102, 5000)])
+@pytest.mark.parametrize(
+    "lengths", [(700, 700), (2000, 130, 400), (3000, 40), (20, *[900] * 5), (100, 101, 102, 5000)]
+)
 def test_tenants_whose_prompts_always_wait_get_equal_rows(lengths: tuple[int, ...]) -> None:
     """Whatever their lengths: nobody is ahead by more than a step, the lead of short prompts and decoding."""
-    for seed in range(3):
+    for seed in range(2):
         dice = Random(seed)
-        most, budget = 24 * len(lengths), dice.randint(128, 256)
-        load = Load(most, budget, _prompts(dict(zip("abcde", lengths, strict=False)), waiting=24))
-        for _ in range(200):
+        most, budget = 14 * len(lengths), dice.randint(128, 256)
+        load = Load(most, budget, _prompts(dict(zip("abcdef", lengths, strict=False)), waiting=14))
+        for _ in range(150):
             load.step()
             rows = load.served.values()
             assert max(rows) - min(rows) <= 3 * budget, (seed, load.now, load.served)
@@ -349,18 +351,18 @@ def test_random_loads_end_and_nobody_gives_way_for_ever() -> None:
             Request(
                 n,
                 dice.choice("aaab") if seed % 2 else dice.choice("abcd"),
-                dice.choice([0, dice.randint(1, 60)]),
-                dice.randint(1, 25),
-                dice.randint(0, 40),
+                dice.choice([0, dice.randint(1, 40)]),
+                dice.randint(1, 12),
+                dice.randint(0, 20),
             )
-            for n in range(dice.randint(1, 12))
+            for n in range(dice.randint(2, 9))
         ]
         load = Load(
             dice.randint(1, 4),
             dice.randint(6, 32),
             lambda at, r=requests: (one for one in r if one.arrived == at.now),  # type: ignore[misc]
         )
-        most_steps = 41 + sum(one.total for one in requests)
+        most_steps = 21 + sum(one.total for one in requests)
         while len(load.done) < len(requests):
             load.step()
             again = sum(load.served.values()) - sum(one.length for one in requests)
