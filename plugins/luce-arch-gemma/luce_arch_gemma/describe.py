@@ -131,7 +131,10 @@ def _check_experts(header: GgufHeader, blk: str, width: int, experts: ExpertPara
         header.tensor(f"{blk}{norm}.weight", (width,))
     header.tensor(f"{blk}ffn_gate_inp.weight", (experts.count, width))
     header.tensor(f"{blk}ffn_gate_inp.scale", (width,))
-    if f"{blk}ffn_gate_exps.weight" in header.tensors and f"{blk}ffn_gate_up_exps.weight" not in header.tensors:
+    if (
+        f"{blk}ffn_gate_exps.weight" in header.tensors
+        and f"{blk}ffn_gate_up_exps.weight" not in header.tensors
+    ):
         header.tensor(f"{blk}ffn_gate_exps.weight", (experts.count, experts.ffn, width))
         header.tensor(f"{blk}ffn_up_exps.weight", (experts.count, experts.ffn, width))
     else:

@@ -18,7 +18,6 @@ from luce_core.model.metadata import (
     RopeParams,
     bad_key,
     read_decoder,
-    read_rope,
     read_window_rope,
 )
 
@@ -215,7 +214,9 @@ def _kv_layers(header: GgufHeader, local: Sequence[bool]) -> tuple[int, ...]:
         if local[layer] not in last:
             kind = "local" if local[layer] else "global"
             got = f"is {num_layers - first_shared}"
-            raise bad_key(header, key, got, f"a number that leaves layer {layer} a {kind} layer to share with")
+            raise bad_key(
+                header, key, got, f"a number that leaves layer {layer} a {kind} layer to share with"
+            )
     return tuple(layer if layer < first_shared else last[local[layer]] for layer in range(num_layers))
 
 
@@ -227,9 +228,7 @@ def _shared_heads(header: GgufHeader, common: DecoderParams, layer: int, source:
     return own
 
 
-def _value_matrices(
-    header: GgufHeader, local: Sequence[bool], sources: Sequence[int]
-) -> tuple[bool, ...]:
+def _value_matrices(header: GgufHeader, local: Sequence[bool], sources: Sequence[int]) -> tuple[bool, ...]:
     """Which layers have one. All global layers or none: a file with some has lost the others."""
     own = [layer for layer in range(len(local)) if sources[layer] == layer and not local[layer]]
     some = any(f"blk.{layer}.attn_v.weight" in header.tensors for layer in own)
