@@ -175,9 +175,15 @@ def _content(one: Operation, refs: dict[Any, dict[str, Any]]) -> dict[str, Any]:
         return {one.media: {"schema": {"type": "object" if one.media == JSON else "string"}}}
     found: dict[str, Any] = {JSON: {"schema": refs[one.answer]}}
     if one.event is not None:
-        # 3.1 has no word for the events of a stream: they stand in a field of ours.
-        found[EVENTS] = {"schema": {"type": "string"}, "x-event-schema": refs[one.event]}
+        found[EVENTS] = {"schema": _event(refs[one.event])}
     return found
+
+
+def _event(chunk: dict[str, Any]) -> dict[str, Any]:
+    """One event of a stream, as is the custom where the version (3.1) has no word for them."""
+    whole = {"type": "string", "contentMediaType": JSON, "contentSchema": chunk}
+    data = {"anyOf": [{"const": "[DONE]"}, whole], "description": "A chunk, or what ends the stream."}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _error(status: int) -> dict[str, Any]:

@@ -62,9 +62,11 @@ def check_response(described, method, path, response):
     elif kind.startswith("text/event-stream"):
         events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
         assert events[-1] == "[DONE]"
+        done, chunk = content["schema"]["properties"]["data"]["anyOf"]
+        assert done == {"const": "[DONE]"}
         for event in events[:-1]:
             if not event.startswith(":"):
-                check(described, content["x-event-schema"], json.loads(event))
+                check(described, chunk["contentSchema"], json.loads(event))
     for name, header in said.get("headers", {}).items():
         jsonschema.validate(json.loads(response.headers[name]), header["schema"])
 
