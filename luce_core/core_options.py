@@ -164,8 +164,8 @@ class CoreOptions(BaseModel):
     )
     api_key_file: Annotated[Path | None, Info(group="Server")] = Field(
         None,
-        description="File with one key per line; blank lines and lines that begin with # are skipped. Read again "
-        "when it changes.",
+        description="File with one key per line; blank lines and lines that begin with # are skipped. Read "
+        "again when it changes.",
     )
     tls_cert: Annotated[Path | None, Info(group="Server")] = Field(
         None, description="PEM file of a certificate and its chain: serve https. Read again when it changes."
@@ -178,7 +178,8 @@ class CoreOptions(BaseModel):
     )
     tls_client_ca: Annotated[Path | None, Info(group="Server")] = Field(
         None,
-        description="PEM file of authorities: only clients with a certificate of theirs may connect (mutual TLS).",
+        description="PEM file of authorities: only clients with a certificate of theirs may connect (mutual "
+        "TLS).",
     )
     insecure: Annotated[bool, Info(group="Server")] = Field(
         False, description="Allow an address beyond this machine without a key or client certificates."
