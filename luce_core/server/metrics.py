@@ -25,10 +25,13 @@ GAUGES = {
     "cache_cached_blocks": ("luce_cache_cached_blocks", "Cache blocks kept for prefixes to come"),
     "cache_free_blocks": ("luce_cache_free_blocks", "Cache blocks without content"),
     "cache_cached_bytes": ("luce_cache_cached_bytes", "Bytes kept for prefixes to come"),
+    "cache_swap_bytes": ("luce_cache_swap_bytes", "Host memory that holds state of sequences that gave way"),
 }
 COUNTERS = {
     "steps": ("luce_steps", "Steps of the engine"),
     "preempted": ("luce_preemptions", "Sequences that gave their memory back and were queued again"),
+    "retained": ("luce_retained_sequences", "Those of them whose state was kept until they came back"),
+    "late": ("luce_late_requests", "Requests whose deadline passed"),
     "restarts": ("luce_engine_restarts", "Times the engine was started again"),
     "failed_steps": ("luce_failed_steps", "Steps that raised"),
     "cache_evictions": ("luce_cache_evictions", "Cached blocks and snapshots that were dropped"),

@@ -66,6 +66,31 @@ def test_a_full_queue_refuses_and_room_comes_back(channel):
     assert third.wait().reason == "length"
 
 
+def test_a_tenant_leaves_places_for_the_next(channel):
+    one, _ = channel(max_queue=8)
+    gate = threading.Event()
+    sinks = []
+
+    def submit(name, tenant, sink=None):
+        sinks.append(Receiver())
+        asked = GenerationRequest(name, (5, 6, 7), 8, GREEDY, tenant=tenant)
+        one.submit(asked, sink or sinks[-1])
+
+    def slow(event):
+        gate.wait(30)
+        sinks[0](event)
+
+    submit("b0", "b", slow)  # holds the engine's thread, so that nothing ends meanwhile
+    for number in range(6):
+        submit(f"a{number}", "a")
+    with pytest.raises(CapacityError, match="6 requests of this API key are unfinished, and 1 of 8"):
+        submit("a6", "a")
+    sinks.pop()
+    submit("c0", "c")
+    gate.set()
+    assert {sink.wait().reason for sink in sinks} == {"length"}
+
+
 def test_cancel_ends_a_running_request(channel):
     one, law = channel()
     sink = Receiver()

@@ -20,7 +20,7 @@ from luce_core.contracts import (
 )
 from luce_core.errors import PlanError
 from luce_core.plan import state_sizes
-from luce_core.plan_memory import Demand, fit, roofline, strides_block, weight_bytes
+from luce_core.plan_memory import SWAPPED, Demand, fit, roofline, strides_block, weight_bytes
 
 from .conftest import CPU
 
@@ -147,6 +147,14 @@ def test_slots_are_counted_with_their_logs(plan, model):
     assert claim(without, "cache") == 0
 
 
+def test_host_memory_for_state_that_gives_way_is_a_claim_where_it_lies(plan):
+    assert not [item for item in plan().claims if item.owner == SWAPPED]
+    made = plan(swap_bytes="64M", memory_limit="512M")
+    (found,) = [item for item in made.claims if item.owner == SWAPPED]
+    assert (found.device, found.kind, found.num_bytes) == ("cpu", "cache", 64 * 2**20)
+    assert sum(item.num_bytes for item in made.claims if item.device == "cpu") <= 512 * 2**20
+
+
 @given(st.integers(1, 200), st.lists(st.integers(1, 32), max_size=4))
 def test_a_block_holds_whole_entries_of_every_group(block, strides):
     raised = strides_block(block, [Group(str(n), stride) for n, stride in enumerate(strides)])
@@ -180,6 +188,7 @@ def demands(draw):
         context=draw(st.one_of(st.just(0), st.integers(1, 6000))),
         cache_bytes=draw(st.one_of(st.just(0), st.integers(1, 10**7))),
         checkpoint_bytes=1000,
+        swap_bytes=draw(st.sampled_from([0, 0, 50_000])),
         block_tokens=draw(st.sampled_from([4, 16, 32])),
         k_type=draw(st.sampled_from(["f16", "f32"])),
         v_type="f16",
