@@ -5,12 +5,12 @@ Architecture plugins call these from `describe`; nothing here knows an architect
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Literal, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, cast
 
 from attrs import frozen
 
-from luce_core.contracts import Field, Group, Pages, StateLayout
+from luce_core.contracts import Field, Group, ModelSpec, Pages, StateLayout
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import GgufHeader, StringArray
 from luce_core.gguf.complaint import RECONVERT, bad, quote
@@ -21,6 +21,8 @@ MAX_WIDTH = 1 << 20
 
 FULL_GROUP = "full"
 """The usual name of the group of regions without a window."""
+EXPERTS = "_exps"
+"""In the name of a stack of experts."""
 
 
 @frozen
@@ -171,21 +173,25 @@ def long_factors(params: RopeParams, context: int) -> str:
     return "rope_factors_long" if context > params.original_context else "rope_factors_short"
 
 
-def full_attention_layout(params: DecoderParams) -> StateLayout:
-    """One region of k and v per layer, all in one group without a window."""
+def full_attention_layout(params: DecoderParams, windows: Sequence[int | None] = ()) -> StateLayout:
+    """One region of k and v per layer. windows: of each layer; layers with one window share a group."""
+    of_layer = windows or (None,) * params.num_layers
+    groups = tuple(Group(_group_of(window), window=window) for window in dict.fromkeys(of_layer))
     pages = tuple(
-        Pages(
-            name=kv_region(layer),
-            group=FULL_GROUP,
-            layer=layer,
-            fields={
-                "k": Field((params.kv_heads[layer], params.head_dim), "kv.k"),
-                "v": Field((params.kv_heads[layer], params.value_dim), "kv.v"),
-            },
-        )
+        kv_pages(layer, params.kv_heads[layer], params.head_dim, params.value_dim, of_layer[layer])
         for layer in range(params.num_layers)
     )
-    return StateLayout((Group(FULL_GROUP),), pages)
+    return StateLayout(groups, pages)
+
+
+def kv_pages(layer: int, heads: int, head_dim: int, value_dim: int, window: int | None = None) -> Pages:
+    """The usual region of a layer: k and v in the types chosen for the cache."""
+    fields = {"k": Field((heads, head_dim), "kv.k"), "v": Field((heads, value_dim), "kv.v")}
+    return Pages(kv_region(layer), _group_of(window), layer, fields)
+
+
+def _group_of(window: int | None) -> str:
+    return FULL_GROUP if window is None else f"window.{window}"
 
 
 def kv_region(layer: int) -> str:
@@ -209,13 +215,112 @@ class WeightTotals:
     active_bytes: int
 
 
-def weight_totals(header: GgufHeader, names: Iterable[str] | None = None) -> WeightTotals:
-    """Sizes of a dense model with the tensors `names` (None = all in the file).
+def weight_totals(
+    header: GgufHeader, names: Iterable[str] | None = None, *, experts_used: int = 0
+) -> WeightTotals:
+    """Sizes of a model with the tensors `names` (None = all in the file).
 
-    One decoded token reads every matrix once; of the embedding table only a row, unless it serves as head.
+    One decoded token reads every matrix once; of the embedding table only a row, unless it serves as
+    head, and of stacks of experts (`*_exps`) `experts_used`.
     """
     tensors = [header.tensors[name] for name in (header.tensors if names is None else names)]
     total = sum(tensor.num_bytes for tensor in tensors)
     tied = "output.weight" not in header.tensors
-    table = 0 if tied else header.tensor("token_embd.weight").num_bytes
-    return WeightTotals(sum(tensor.num_weights for tensor in tensors), total, total - table)
+    unread = 0 if tied else header.tensor("token_embd.weight").num_bytes
+    for tensor in tensors:
+        if experts_used and EXPERTS in tensor.name:
+            count = tensor.shape[0]
+            unread += tensor.num_bytes * (count - min(count, experts_used)) // count
+    return WeightTotals(sum(tensor.num_weights for tensor in tensors), total, total - unread)
+
+
+class ModelSizes(Protocol):
+    """What every architecture's own record of hyper-parameters has, `DecoderParams` among them."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+
+
+def model_spec(
+    header: GgufHeader,
+    sizes: ModelSizes,
+    layout: StateLayout,
+    *,
+    details: Mapping[str, Any] | None = None,
+    totals: WeightTotals | None = None,
+    streams: int = 1,
+    position_axes: int = 1,
+    nextn_layout: StateLayout | None = None,
+) -> ModelSpec:
+    """What `describe` returns, with the header's own part of it. details: {"decoder": sizes}, and these.
+
+    totals: None = `weight_totals` of a dense model. streams: parallel residuals; a tap and the input of the
+    head have all of them.
+    """
+    totals = totals or weight_totals(header)
+    return ModelSpec(
+        arch=header.arch,
+        identity="",  # content of the file, which a header does not hold; the loader fills it in
+        num_layers=sizes.num_layers,
+        hidden=sizes.hidden,
+        vocab=sizes.vocab,
+        context=sizes.context,
+        position_axes=position_axes,
+        tap_width=streams * sizes.hidden,
+        final_width=streams * sizes.hidden,
+        layout=layout,
+        nextn_layout=nextn_layout,
+        tree="any",
+        tokens=special_tokens(header),
+        parameters=totals.parameters,
+        weight_bytes=totals.weight_bytes,
+        active_bytes=totals.active_bytes,
+        details={"decoder": sizes, **(details or {})},
+    )
+
+
+# --- tensors a file must hold
+
+
+def check_tensors(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]], prefix: str = "") -> None:
+    """`prefix + name + ".weight"` must be there in these shapes, a `.bias` beside a matrix fit its rows."""
+    for name, shape in shapes.items():
+        header.tensor(f"{prefix}{name}.weight", shape)
+        if len(shape) > 1 and f"{prefix}{name}.bias" in header.tensors:
+            header.tensor(f"{prefix}{name}.bias", shape[:-1])
+
+
+def check_ends(header: GgufHeader, sizes: ModelSizes) -> None:
+    """The embedding table, the last norm and, where the file has one, the head."""
+    table = (sizes.vocab, sizes.hidden)
+    header.tensor("token_embd.weight", table)
+    header.tensor("output_norm.weight", (sizes.hidden,))
+    if "output.weight" in header.tensors:
+        header.tensor("output.weight", table)
+
+
+def attention_shapes(params: DecoderParams, layer: int) -> dict[str, tuple[int, ...]]:
+    """Query, key, value and output matrices of a layer."""
+    heads, kv_heads, width = params.heads[layer], params.kv_heads[layer], params.hidden
+    return {
+        "attn_q": (heads * params.head_dim, width),
+        "attn_k": (kv_heads * params.head_dim, width),
+        "attn_v": (kv_heads * params.value_dim, width),
+        "attn_output": (width, heads * params.value_dim),
+    }
+
+
+def mlp_shapes(hidden: int, ffn: int, suffix: str = "", experts: int = 0) -> dict[str, tuple[int, ...]]:
+    """Gate, up and down of a gated MLP; with `experts`, stacks of them. suffix: "_shexp", "_exps"."""
+    stack = (experts,) if experts else ()
+    return {
+        f"ffn_gate{suffix}": (*stack, ffn, hidden),
+        f"ffn_up{suffix}": (*stack, ffn, hidden),
+        f"ffn_down{suffix}": (*stack, hidden, ffn),
+    }

@@ -66,7 +66,7 @@ def _keep(b: ForwardBatch, entry: Tensor, closing: Tensor, index: Tensor, out: R
 
 
 def pool_softmax(ops: Any, x: Tensor, gate: Tensor) -> Tensor:
-    """Σ over m of softmax_m(gate) · x, per channel: both [..., m, d] -> [..., d]. A gate of -inf is no row."""
+    """Σ over m of softmax_m(gate) · x, per channel: both [..., m, d] -> [..., d]. -inf: no row."""
     return (gate.softmax(-2) * x).sum(-2)
 
 

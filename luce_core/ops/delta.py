@@ -21,8 +21,8 @@ from luce_core.ops.pages import SequenceRows, sequence_rows
 
 CHUNK_ROWS = 64
 """Rows of a prefill chunk: the triangular systems are CHUNK_ROWS wide."""
-CHUNK_ROWS_BY_CHANNEL = 32
-"""The same where every channel decays on its own: there, products take rows² · Dk."""
+CHUNK_ROWS_BY_CHANNEL = 16
+"""The same where every channel decays on its own: there, products take rows² · Dk. 32 rows lose a digit."""
 PRODUCT_ELEMENTS = 1 << 24
 """Numbers of such a product held at once."""
 

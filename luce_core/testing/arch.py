@@ -53,6 +53,8 @@ class ArchContract(Contract):
     """The network is written with ops and views alone, so that its recording is complete."""
     tree_nodes: int = 8
     """Candidates in the largest trees; fewer for a model that is slow even when small."""
+    block_tokens: int = 8
+    """Tokens of a cache block; a multiple of every group's stride."""
 
     def make_model(self, folder: Path) -> Path:
         """Write (or return) a small random model of the architecture."""
@@ -69,6 +71,7 @@ class ArchContract(Contract):
             layers=self.layers,
             num_slots=TREES_AT_ONCE + 2,
             num_blocks=4 * TREES_AT_ONCE,
+            block_tokens=self.block_tokens,
         )
         torch.set_num_threads(threads)
 

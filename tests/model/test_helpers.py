@@ -16,8 +16,13 @@ from luce_core.gguf import read_header
 from luce_core.model.helpers import rope_spec, unit_norm
 from luce_core.model.metadata import (
     RopeParams,
+    attention_shapes,
+    check_ends,
+    check_tensors,
     full_attention_layout,
     long_factors,
+    mlp_shapes,
+    model_spec,
     read_decoder,
     read_rope,
     read_window_rope,
@@ -226,6 +231,69 @@ def test_the_layout_follows_the_params(tmp_path):
     assert layout.pages[2].fields["k"].shape == (2, 64)
     assert layout.pages[2].fields["v"].shape == (2, 16)
     assert layout.groups[0].window is None
+
+
+def test_layers_with_one_window_share_a_group(tmp_path):
+    layout = full_attention_layout(read_decoder(header_of(tmp_path)), (16, None, 16))
+    assert {(group.name, group.window) for group in layout.groups} == {("window.16", 16), ("full", None)}
+    assert [pages.group for pages in layout.pages] == ["window.16", "full", "window.16"]
+
+
+def test_the_spec_of_a_header(tmp_path):
+    header = header_of(tmp_path, {"tokenizer.ggml.eos_token_id": 4})
+    params = read_decoder(header)
+    layout = full_attention_layout(params)
+    spec = model_spec(header, params, layout, details={"more": 1}, streams=4, position_axes=3)
+    assert (spec.arch, spec.num_layers, spec.hidden, spec.vocab, spec.context) == ("any", 3, 128, 10, 2048)
+    assert (spec.tap_width, spec.final_width, spec.position_axes, spec.tree) == (512, 512, 3, "any")
+    assert spec.details == {"decoder": params, "more": 1}
+    assert spec.layout is layout
+    assert spec.tokens == {"eos": (4,)}
+    assert (spec.parameters, spec.weight_bytes, spec.active_bytes) == (1280, 5120, 5120)
+
+
+def test_experts_that_a_token_does_not_use_are_not_active(tmp_path):
+    tensors = {
+        "blk.0.ffn_up_exps.weight": np.zeros((8, 3, 4), np.float32),
+        "blk.0.ffn_up_shexp.weight": np.zeros((3, 4), np.float32),
+        "output.weight": np.zeros((10, 128), np.float32),
+    }
+    totals = weight_totals(header_of(tmp_path, tensors=tensors), experts_used=2)
+    assert totals.weight_bytes == 2 * 5120 + 8 * 48 + 48
+    assert totals.active_bytes == 5120 + 2 * 48 + 48
+
+
+def test_shapes_of_a_layer_and_their_check(tmp_path):
+    params = read_decoder(
+        header_of(tmp_path, {"any.attention.head_count_kv": 1, "any.attention.value_length": 16})
+    )
+    assert attention_shapes(params, 2) == {
+        "attn_q": (128, 128), "attn_k": (64, 128), "attn_v": (16, 128), "attn_output": (128, 32),
+    }  # fmt: skip
+    assert mlp_shapes(8, 3, "_exps", 5) == {
+        "ffn_gate_exps": (5, 3, 8), "ffn_up_exps": (5, 3, 8), "ffn_down_exps": (5, 8, 3),
+    }  # fmt: skip
+    weights = {
+        f"blk.2.{name}.weight": np.zeros(shape, np.float32) for name, shape in mlp_shapes(8, 3).items()
+    }
+    check_tensors(header_of(tmp_path, tensors=weights), mlp_shapes(8, 3), "blk.2.")
+    for changes, wrong in (
+        ({"blk.2.ffn_up.weight": np.zeros((4, 8), np.float32)}, "'blk.2.ffn_up.weight'"),
+        ({"blk.2.ffn_up.bias": np.zeros(4, np.float32)}, "'blk.2.ffn_up.bias'"),
+    ):
+        with pytest.raises(ModelFormatError, match=wrong):
+            check_tensors(header_of(tmp_path, tensors={**weights, **changes}), mlp_shapes(8, 3), "blk.2.")
+
+
+def test_both_ends_of_a_model_are_checked(tmp_path):
+    norm = {"output_norm.weight": np.zeros(128, np.float32)}
+    params = read_decoder(header_of(tmp_path))
+    check_ends(header_of(tmp_path, tensors=norm), params)
+    with pytest.raises(ModelFormatError, match=r"'output_norm.weight' is missing"):
+        check_ends(header_of(tmp_path), params)
+    head = {"output.weight": np.zeros((9, 128), np.float32)}
+    with pytest.raises(ModelFormatError, match=r"'output.weight' has the shape"):
+        check_ends(header_of(tmp_path, tensors={**norm, **head}), params)
 
 
 def test_the_vocabulary_counts_tokens_then_the_key_then_rows(tmp_path):

@@ -8,10 +8,11 @@ from luce_core.contracts import CacheOptions, Field, ModelSpec, Slot
 from luce_core.gguf import GgufHeader
 from luce_core.model.metadata import (
     DecoderParams,
+    attention_shapes,
     full_attention_layout,
+    mlp_shapes,
+    model_spec,
     read_decoder,
-    special_tokens,
-    weight_totals,
 )
 
 
@@ -21,29 +22,11 @@ def describe(header: GgufHeader, cache: CacheOptions) -> ModelSpec:
     kernel = header.uint("{a}.conv_kernel", low=2, high=64)
     for name, shape in tensor_shapes(params, kernel).items():
         header.tensor(name, shape)
-    totals = weight_totals(header)
     row = Field((params.hidden,), "f32")
     past = Field((kernel - 1, params.hidden), "f32")
     slots = tuple(Slot(conv_slot(n), n, past, {"row": row}, "shift") for n in range(params.num_layers))
-    return ModelSpec(
-        arch=header.arch,
-        identity="",
-        num_layers=params.num_layers,
-        hidden=params.hidden,
-        vocab=params.vocab,
-        context=params.context,
-        position_axes=1,
-        tap_width=params.hidden,
-        final_width=params.hidden,
-        layout=evolve(full_attention_layout(params), slots=slots),
-        nextn_layout=None,
-        tree="any",
-        tokens=special_tokens(header),
-        parameters=totals.parameters,
-        weight_bytes=totals.weight_bytes,
-        active_bytes=totals.active_bytes,
-        details={"decoder": params, "conv_kernel": kernel},
-    )
+    layout = evolve(full_attention_layout(params), slots=slots)
+    return model_spec(header, params, layout, details={"conv_kernel": kernel})
 
 
 def conv_slot(layer: int) -> str:
@@ -59,19 +42,13 @@ def tensor_shapes(params: DecoderParams, kernel: int) -> dict[str, tuple[int, ..
         "output_norm.weight": (width,),
     }
     for layer in range(params.num_layers):
-        kv_heads, ffn = params.kv_heads[layer], params.ffn[layer]
         own = {
             "norm": (width,),
-            "attn_q": (params.heads[layer] * params.head_dim, width),
-            "attn_k": (kv_heads * params.head_dim, width),
-            "attn_v": (kv_heads * params.value_dim, width),
-            "attn_output": (width, params.heads[layer] * params.value_dim),
+            **attention_shapes(params, layer),
             "conv_in": (width, width),
             "conv": (width, kernel),
             "conv_out": (width, width),
-            "ffn_gate": (ffn, width),
-            "ffn_up": (ffn, width),
-            "ffn_down": (width, ffn),
+            **mlp_shapes(width, params.ffn[layer]),
         }
         shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in own.items()}
     return shapes

@@ -6,10 +6,11 @@ from luce_core.contracts import CacheOptions, ModelSpec
 from luce_core.gguf import GgufHeader
 from luce_core.model.metadata import (
     DecoderParams,
+    attention_shapes,
     full_attention_layout,
+    mlp_shapes,
+    model_spec,
     read_decoder,
-    special_tokens,
-    weight_totals,
 )
 
 
@@ -18,47 +19,18 @@ def describe(header: GgufHeader, cache: CacheOptions) -> ModelSpec:
     params = read_decoder(header)
     for name, shape in tensor_shapes(params).items():
         header.tensor(name, shape)
-    totals = weight_totals(header)
-    return ModelSpec(
-        arch="dense",
-        identity="",
-        num_layers=params.num_layers,
-        hidden=params.hidden,
-        vocab=params.vocab,
-        context=params.context,
-        position_axes=1,
-        tap_width=params.hidden,
-        final_width=params.hidden,
-        layout=full_attention_layout(params),
-        nextn_layout=None,
-        tree="any",
-        tokens=special_tokens(header),
-        parameters=totals.parameters,
-        weight_bytes=totals.weight_bytes,
-        active_bytes=totals.active_bytes,
-        details={"decoder": params},
-    )
+    return model_spec(header, params, full_attention_layout(params))
 
 
 def tensor_shapes(params: DecoderParams) -> dict[str, tuple[int, ...]]:
     """Every tensor of a dense file, in torch order."""
-    width, dim = params.hidden, params.head_dim
+    width = params.hidden
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (params.vocab, width),
         "output_norm.weight": (width,),
     }
     for layer in range(params.num_layers):
-        queries, keys = params.heads[layer] * dim, params.kv_heads[layer] * dim
-        for name, shape in (
-            ("attn_norm", (width,)),
-            ("attn_q", (queries, width)),
-            ("attn_k", (keys, width)),
-            ("attn_v", (keys, width)),
-            ("attn_output", (width, queries)),
-            ("ffn_norm", (width,)),
-            ("ffn_gate", (params.ffn[layer], width)),
-            ("ffn_up", (params.ffn[layer], width)),
-            ("ffn_down", (width, params.ffn[layer])),
-        ):
-            shapes[f"blk.{layer}.{name}.weight"] = shape
+        norms = {"attn_norm": (width,), "ffn_norm": (width,)}
+        own = {**norms, **attention_shapes(params, layer), **mlp_shapes(width, params.ffn[layer])}
+        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in own.items()}
     return shapes

@@ -12,11 +12,14 @@ from luce_core.errors import ModelFormatError
 from luce_core.gguf import GgufHeader
 from luce_core.model.metadata import (
     DecoderParams,
+    attention_shapes,
     bad_key,
+    check_ends,
+    check_tensors,
     full_attention_layout,
+    mlp_shapes,
+    model_spec,
     read_decoder,
-    special_tokens,
-    weight_totals,
 )
 
 PAIRS = {"llama": "adjacent", "qwen2": "halves"}
@@ -28,26 +31,7 @@ def describe(header: GgufHeader, cache: CacheOptions) -> ModelSpec:
     _check_dense(header)
     _check_params(header, params)
     _check_tensors(header, params)
-    totals = weight_totals(header)
-    return ModelSpec(
-        arch=header.arch,
-        identity="",  # content of the file, which a header does not hold; the loader fills it in
-        num_layers=params.num_layers,
-        hidden=params.hidden,
-        vocab=params.vocab,
-        context=params.context,
-        position_axes=1,
-        tap_width=params.hidden,
-        final_width=params.hidden,
-        layout=full_attention_layout(params),
-        nextn_layout=None,
-        tree="any",
-        tokens=special_tokens(header),
-        parameters=totals.parameters,
-        weight_bytes=totals.weight_bytes,
-        active_bytes=totals.active_bytes,
-        details={"decoder": params, "pairs": PAIRS[header.arch]},
-    )
+    return model_spec(header, params, full_attention_layout(params), details={"pairs": PAIRS[header.arch]})
 
 
 def _check_dense(header: GgufHeader) -> None:
@@ -69,38 +53,17 @@ def _check_params(header: GgufHeader, params: DecoderParams) -> None:
 
 
 def _check_tensors(header: GgufHeader, params: DecoderParams) -> None:
-    width, vocab = params.hidden, params.vocab
-    header.tensor("token_embd.weight", (vocab, width))
-    header.tensor("output_norm.weight", (width,))
-    if "output.weight" in header.tensors:
-        header.tensor("output.weight", (vocab, width))
+    check_ends(header, params)
     if "rope_freqs.weight" in header.tensors:
         header.tensor("rope_freqs.weight", (params.rope.num_rotated // 2,))
+    width = params.hidden
     for layer in range(params.num_layers):
-        _check_layer(header, params, layer)
-
-
-def _check_layer(header: GgufHeader, params: DecoderParams, layer: int) -> None:
-    width, ffn = params.hidden, params.ffn[layer]
-    rows = qkv_rows(params, layer)
-    blk = f"blk.{layer}."
-    header.tensor(f"{blk}attn_norm.weight", (width,))
-    header.tensor(f"{blk}ffn_norm.weight", (width,))
-    if f"{blk}attn_qkv.weight" in header.tensors:
-        _check_matrix(header, f"{blk}attn_qkv", sum(rows), width)
-    else:
-        for name, out in zip(("attn_q", "attn_k", "attn_v"), rows, strict=True):
-            _check_matrix(header, blk + name, out, width)
-    _check_matrix(header, f"{blk}attn_output", width, params.heads[layer] * params.value_dim)
-    _check_matrix(header, f"{blk}ffn_gate", ffn, width)
-    _check_matrix(header, f"{blk}ffn_up", ffn, width)
-    _check_matrix(header, f"{blk}ffn_down", width, ffn)
-
-
-def _check_matrix(header: GgufHeader, name: str, rows: int, columns: int) -> None:
-    header.tensor(f"{name}.weight", (rows, columns))
-    if f"{name}.bias" in header.tensors:
-        header.tensor(f"{name}.bias", (rows,))
+        prefix, attention = f"blk.{layer}.", attention_shapes(params, layer)
+        if f"{prefix}attn_qkv.weight" in header.tensors:
+            fused = (sum(qkv_rows(params, layer)), width)
+            attention = {"attn_qkv": fused, "attn_output": attention["attn_output"]}
+        norms = {"attn_norm": (width,), "ffn_norm": (width,)}
+        check_tensors(header, {**norms, **attention, **mlp_shapes(width, params.ffn[layer])}, prefix)
 
 
 def qkv_rows(params: DecoderParams, layer: int) -> tuple[int, int, int]:
