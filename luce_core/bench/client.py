@@ -9,7 +9,7 @@ import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +24,8 @@ READ_BYTES = 65536
 BODY_BYTES = 2**20
 """Of an answer that is no stream, what is kept."""
 CONNECT_S = 10.0
+SETTLE_S = 1.0
+"""How long a server may take to end a stream it said is over."""
 
 
 class Unreachable(Exception):
@@ -141,10 +143,16 @@ class Connection:
         """The body, piece by piece. Broken where it ends before it is whole."""
         while True:
             event = await self._event()
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
-            elif isinstance(event, h11.EndOfMessage):
-                return
+            if not isinstance(event, h11.Data):
+                return  # the end of the message, or what comes behind it
+            yield bytes(event.data)
+
+    async def settle(self) -> None:
+        """Read what is left behind the last event, so that the server does not see a client that ran away."""
+        with suppress(Broken, TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                async for _ in self.data():
+                    pass
 
     async def _event(self) -> Any:
         while True:
@@ -230,7 +238,9 @@ async def generate(
                 line.feed(clock(), piece)
                 if line.over:
                     break
-            return line.answer(clock())
+            answer = line.answer(clock())
+            await connection.settle()
+            return answer
         except Broken as error:
             seen = line.answer(clock())
             return (

@@ -39,13 +39,9 @@ def bench_server(session: Session, params: dict[str, Any], outputs: Outputs) -> 
     options = session.options(params)
     target = parse_url(params["url"], key=_key(options), timeout_s=params["silence"] or SILENCE_S)
     model = options.core.model if options.origin["model"].source == "cli" else None
-
-    async def find() -> Server:
-        server = await find_server(target, model)
-        return await warm_up(server, next(batches[0][1]), max_tokens)
-
-    server = asyncio.run(find())
-    energy = _energy(target) if params["energy"] else None
+    found = asyncio.run(find_server(target, model))
+    energy = _energy(target) if params["energy"] else None  # idle is what it is before the first request
+    server = asyncio.run(warm_up(found, next(batches[0][1]), max_tokens))
     rungs: list[Rung] = []
     report = words.LoadReport(
         host=host_facts(),

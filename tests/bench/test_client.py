@@ -146,3 +146,29 @@ def test_an_endless_answer_is_not_kept(raw, monkeypatch):
 def test_a_broken_answer_is_broken(raw):
     with raw(GOOD, models=b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{") as server, pytest.raises(Broken):
         asyncio.run(fetch(parse_url(server.url), "GET", "/models"))
+
+
+def test_a_stream_is_read_to_its_end_so_that_the_server_sees_no_client_that_ran_away(raw):
+    left = []
+
+    def careful(client, body):
+        client.sendall(STREAM.replace(b"connection: close", b"transfer-encoding: chunked"))
+        for piece in (chunk("a") + DONE, b": behind the end\n\n"):
+            client.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+        client.sendall(b"0\r\n\r\n")
+        left.append(client.recv(1))  # a reset would raise
+
+    with raw(careful) as server:
+        assert ask(server).end == "ok"
+    assert left == [b""]
+
+
+def test_a_stream_that_stays_open_behind_its_end_holds_nobody_up(raw, monkeypatch):
+    monkeypatch.setattr("luce_core.bench.client.SETTLE_S", 0.05)
+
+    def lingering(client, body):
+        client.sendall(STREAM + chunk("a") + DONE)
+        client.recv(1)  # until the client has gone
+
+    with raw(lingering) as server:
+        assert ask(server).end == "ok"

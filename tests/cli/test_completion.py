@@ -36,6 +36,9 @@ def test_the_bash_script_is_valid_and_defines_a_completion(luce):
         ("luce-core pull smol", ["smollm2-135m"]),
         ("luce-core serve smol", ["smollm2-135m"]),
         ("luce-core completion z", ["zsh"]),
+        ("luce-core bench smol", ["smollm2-135m"]),
+        ("luce-core bench --conc", ["--concurrency"]),
+        ("luce-core bench --cache-type-v b", ["bf16"]),
     ],
 )
 def test_what_bash_is_offered(program, words, offered):
