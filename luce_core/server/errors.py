@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,7 +33,7 @@ TYPES = {
 CODES = {
     400: "invalid_value",
     401: "invalid_api_key",
-    403: "forbidden",
+    403: "host_not_allowed",
     404: "unknown_url",
     405: "method_not_supported",
     408: "request_timeout",
@@ -112,6 +113,8 @@ class LastResort:
 
         try:
             await self.app(scope, receive, watched)
+        except ClientDisconnect:
+            log.debug("%s %s: the client left before its request was complete", scope["method"], scope["path"])
         except Exception as error:
             if begun or scope["type"] != "http":
                 raise

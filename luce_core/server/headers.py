@@ -78,7 +78,6 @@ class AllowedHosts:
             f"This server is not called {wrong!r}. Use localhost or an address, or start it with "
             "--allowed-host for this name.",
             status=403,
-            code="host_not_allowed",
         )
         await error_response(error)(scope, receive, send)
 
