@@ -351,7 +351,7 @@ def test_every_request_reports_progress_tokens_and_one_end(toy):
     assert kinds[0] is Progress
     assert answer.events[0].phase == "queued"
     done = [event.done for event in answer.events if isinstance(event, Progress) and event.phase == "prefill"]
-    assert done == [16, 32, 48, 49]
+    assert done == [0, 16, 32, 48, 49]
     assert kinds[-6:] == [Tokens] * 5 + [Done]
     usage = answer.done.usage
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (50, 5)

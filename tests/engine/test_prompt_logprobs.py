@@ -141,9 +141,9 @@ class Preempting:
         return self.inner.plan(waiting, running, row_budget, fits)
 
 
-@pytest.mark.parametrize("cache", [True, False])
-def test_a_preemption_in_the_middle_repeats_no_row_and_loses_none(toy, kind, cache):
-    rig, law = toy(kind, chunk=8, max_sequences=2)
+@pytest.mark.parametrize(("cache", "swap_bytes"), [(True, 0), (False, 0), (True, 1 << 20)])
+def test_a_preemption_in_the_middle_repeats_no_row_and_loses_none(toy, kind, cache, swap_bytes):
+    rig, law = toy(kind, chunk=8, max_sequences=2, swap_bytes=swap_bytes)
     # In the prompts of 45 tokens, again there, and in the answers.
     rig.engine.scheduler = Preempting(rig.engine, {3, 6, 14, 20, 24}, forget=not cache)
     prompts = [text(45), text(45, seed=1)]
