@@ -18,7 +18,15 @@ from urllib.parse import urlsplit
 
 import torch
 
-from luce_core.contracts import Done, EngineEvent, ForwardResult, GenerationRequest, Progress, Tokens
+from luce_core.contracts import (
+    ChannelHealth,
+    Done,
+    EngineEvent,
+    ForwardResult,
+    GenerationRequest,
+    Progress,
+    Tokens,
+)
 from luce_core.pipeline import Pipeline
 from luce_core.testing.pipeline import make_pipeline
 from luce_core.testing.toy import write_toy_model
@@ -106,6 +114,9 @@ class PacedChannel:
 
     def stats(self) -> Mapping[str, float]:
         return {"alive": 1.0, "running": len(self._open), "waiting": 0, "unfinished": len(self._open)}
+
+    def health(self) -> ChannelHealth:
+        return ChannelHealth("ready")
 
     def close(self, drain_s: float) -> None:
         with self._lock:

@@ -334,8 +334,10 @@ async def leaving(url: str, rng: random.Random) -> str:
         if when == "in the answer" and body["stream"]:
             head = await reader.readuntil(b"\r\n\r\n")
             when += f" {int(head.split()[1])}"
-            for _ in range(rng.choice((1, 3, 8)) if when.endswith("200") else 0):
-                await reader.readuntil(b"\n\n")
+            seen = b"" if when.endswith("200") else b"[DONE]"
+            for _ in range(rng.choice((1, 3, 8))):
+                if b"[DONE]" not in seen:
+                    seen = await reader.readuntil(b"\n\n")
     if rng.random() < 0.6:
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

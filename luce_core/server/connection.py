@@ -43,6 +43,10 @@ BODY_BYTES_PER_S = 16 << 10
 LINGER_BYTES = 1 << 20  # still read and dropped after an answer to an unread body ...
 LINGER_S = 2.0  # ... for so long: closing at once would reset the connection and could lose the answer
 LINGERING = 256  # connections that may do so at a time
+RECEIVED_BYTES = 256 << 10
+"""In the kernel, not read yet. Left alone it grows to megabytes, and what all sockets may have together is
+limited: many that are not read then slow down every other.
+"""
 UNSENT_BYTES = 128 << 10  # in the kernel, per connection; a stream is a few kB a second
 OPEN_FILES = 1 << 16  # where the system sets no limit
 OWN_FILES = 128  # of the process itself: model, libraries, pipes, and connections about to be refused
@@ -412,7 +416,10 @@ def _tune(sock: Any, limits: Limits) -> None:
     """Notice hosts that vanished, and keep what waits to be sent out of the kernel. Linux has all of it."""
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    options = [
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES),
+    ]
     wanted = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_NOTSENT_LOWAT": UNSENT_BYTES}
     if limits.write_s:
         wanted["TCP_USER_TIMEOUT"] = int(1e3 * limits.write_s)

@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 from luce_core.contracts import EngineEvent
 
+BATCH = 500
+"""Events handed over in one turn of the loop: a few milliseconds."""
+
 Receiver = Callable[[EngineEvent], None]
 
 
@@ -31,9 +34,13 @@ class Mailbox:
                 raise
 
     def _deliver(self) -> None:
-        # Before taking: what is posted from here on either is taken below or wakes the loop again.
+        # Before counting: what is posted from here on is either counted or wakes the loop again. No more than
+        # a batch, so that a fast engine leaves the loop time for its clients.
         self._woken = False
         posted = self._posted
-        while posted:
+        for _ in range(min(len(posted), BATCH)):
             receiver, event = posted.popleft()
             receiver(event)
+        if posted and not self._woken:
+            self._woken = True
+            self.loop.call_soon(self._deliver)

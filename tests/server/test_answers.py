@@ -26,7 +26,7 @@ from luce_core.server import sse
 from luce_core.server.answers import MAX_WAITING_BYTES
 from luce_core.server.chat import ChatStream, ChunkWriter
 from luce_core.server.completions import CompletionRequest, CompletionStream, CompletionWriter, Wanted
-from luce_core.server.mailbox import Mailbox
+from luce_core.server.mailbox import BATCH, Mailbox
 from luce_core.server.service import Generation, GenerationService, ModelFace
 from luce_core.testing.toy_vocab import toy_vocabulary
 from luce_core.text import Tokenizer
@@ -81,7 +81,7 @@ def wanted(**more):
 
 
 async def settle():
-    for _ in range(5):
+    for _ in range(50):  # turns of the loop, each of which delivers a batch
         await asyncio.sleep(0)
 
 
@@ -127,6 +127,25 @@ def test_a_step_wakes_the_loop_once():
             await settle()
             assert len(woken) == turn + 1
         assert got == [*range(50), *range(50)]
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_never_pauses_leaves_the_loop_its_turns():
+    async def main():
+        mail, got = Mailbox(asyncio.get_running_loop()), 0
+
+        def receive(event):
+            nonlocal got
+            got += 1
+            mail.post(receive, event)  # there is always one more
+
+        for _ in range(3000):
+            mail.post(receive, None)
+        for turn in range(20):
+            await asyncio.sleep(0)
+            assert got <= turn * BATCH + BATCH
+        assert got > 10 * BATCH
 
     asyncio.run(main())
 
