@@ -218,9 +218,13 @@ def _attention_spec(
         k_norm=weights.norm(f"blk.{layer.kv_layer}.attn_k_norm", params.eps),
         v_norm=v_norm,
         window=params.window if layer.local else None,
-        # Within an image Gemma 4 looks both ways in local layers only.
-        bidirectional_spans=layer.local or not params.gemma4,
+        bidirectional_spans=_sees_both_ways(params, layer),
     )
+
+
+def _sees_both_ways(params: GemmaParams, layer: LayerParams) -> bool:
+    """Within an image: Gemma 3 everywhere, Gemma 4 in local layers, its E models nowhere."""
+    return not params.gemma4 or (layer.local and not params.per_layer_width)
 
 
 def _mixture(params: GemmaParams, layer: LayerParams, weights: Weights) -> Mixture | None:

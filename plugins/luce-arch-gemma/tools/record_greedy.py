@@ -47,6 +47,9 @@ RAW = (
     "".join(f"Chapter {n}. The {n}th day was longer than the one before. " for n in range(1, 51)),
 )
 
+SHORT = 64
+"""Prompts of up to so many tokens run together: the weights are read once for all."""
+
 
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
@@ -59,16 +62,17 @@ def main() -> None:
         str(options.model.parent), gguf_file=options.model.name
     )
     model = load(options.model)
-    records = []
-    for kind, text in [*(("chat", text) for text in CHAT), *(("raw", text) for text in RAW)]:
+    asked = [*(("chat", text) for text in CHAT), *(("raw", text) for text in RAW)]
+    prompts = [prompt_ids(tokenizer, kind, text) for kind, text in asked]
+    records: list[dict] = [{} for _ in prompts]
+    for numbers in ([n for n, p in enumerate(prompts) if (len(p) > SHORT) == long] for long in (False, True)):
         started = time.monotonic()
-        record = continuation(model, prompt_ids(tokenizer, kind, text), options.tokens)
-        records.append({"kind": kind, "text": text, **record})
-        answer = tokenizer.decode(record["ids"])
-        taken = time.monotonic() - started
-        print(  # noqa: T201
-            f"{kind:4} {taken:5.1f} s  {len(record['prompt'])} {text[:40]!r} -> {answer[:60]!r}", flush=True
-        )
+        answers = continuations(model, [prompts[n] for n in numbers], options.tokens)
+        print(f"{len(numbers)} prompts, {time.monotonic() - started:.0f} s", flush=True)  # noqa: T201
+        for n, answer in zip(numbers, answers, strict=True):
+            kind, text = asked[n]
+            records[n] = {"kind": kind, "text": text, "prompt": prompts[n], **answer}
+            print(f"{kind:4} {text[:40]!r} -> {tokenizer.decode(answer['ids'])[:60]!r}")  # noqa: T201
     options.output.write_text(text_of(document(options.model, options.tokens), records))
 
 
@@ -141,18 +145,29 @@ def prompt_ids(tokenizer: transformers.PreTrainedTokenizerBase, kind: str, text:
 
 
 @torch.no_grad()
-def continuation(model: torch.nn.Module, prompt: list[int], count: int) -> dict[str, list]:
-    """Greedy ids, end of text or not, and the gap between the two best logits at each step."""
+def continuations(model: torch.nn.Module, prompts: list[list[int]], count: int) -> list[dict[str, list]]:
+    """Greedy ids, end of text or not, and the gap between the two best logits at each step. The prompts run
+    beside each other, filled up on the left, where nothing is attended to.
+    """
+    longest = max(map(len, prompts))
+    step = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    position = (mask.cumsum(1) - 1).clamp(min=0)
     ids, gaps, cache = [], [], None
-    step = torch.tensor([prompt])
     for _ in range(count):
-        out = model(step, cache=cache, use_cache=True, logits_to_keep=1)
+        out = model(
+            step, attention_mask=mask, position_ids=position, cache=cache, use_cache=True, logits_to_keep=1
+        )
         cache = out.cache
-        best = out.logits[0, -1].topk(2)
-        ids.append(int(best.indices[0]))
-        gaps.append(round(float(best.values[0] - best.values[1]), 6))
-        step = best.indices[:1][None]
-    return {"prompt": prompt, "ids": ids, "gaps": gaps}
+        best = out.logits[:, -1].topk(2)
+        step, position = best.indices[:, :1], position[:, -1:] + 1
+        mask = torch.cat((mask, torch.ones_like(step)), 1)
+        ids.append(best.indices[:, 0])
+        gaps.append(best.values[:, 0] - best.values[:, 1])
+    return [
+        {"ids": own.tolist(), "gaps": [round(gap, 6) for gap in differences.tolist()]}
+        for own, differences in zip(torch.stack(ids, 1), torch.stack(gaps, 1), strict=True)
+    ]
 
 
 def text_of(head: dict, records: list[dict]) -> str:
