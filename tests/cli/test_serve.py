@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -11,12 +12,9 @@ import threading
 import httpx
 import psutil
 import pytest
+import trustme
 
-from luce_core.cli.exposure import api_keys, check_exposure
-from luce_core.core_options import CoreOptions
-from luce_core.errors import UsageError
-
-URL = re.compile(r"at (http://\S+)/v1")
+URL = re.compile(r"at (https?://\S+)/v1")
 
 
 class Served:
@@ -116,6 +114,50 @@ def test_keys_are_asked_for(served):
     assert "open-sesame" not in "\n".join(server.lines)
 
 
+def test_https_with_client_certificates_and_a_renewal(served, tmp_path):
+    """Client certificates guard an open address; the banner says https; new files need no restart."""
+    authority = trustme.CA()
+    certificate, key, clients = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "clients.pem"
+    authority.cert_pem.write_to_path(clients)
+
+    def renew():
+        made = authority.issue_cert("127.0.0.1")
+        key.write_bytes(made.private_key_pem.bytes())
+        certificate.write_bytes(made.cert_chain_pems[0].bytes())
+        return ssl.PEM_cert_to_DER_cert(certificate.read_text())
+
+    def shown():
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=60) as raw,
+            context.wrap_socket(raw, server_hostname="127.0.0.1") as connection,
+        ):
+            return connection.getpeercert(binary_form=True)
+
+    first = renew()
+    server = served(
+        "--host", "0.0.0.0", "--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", clients
+    )
+    port = int(re.search(r"at https://0\.0\.0\.0:(\d+)/v1", server.line(URL.pattern))[1])
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"https://127.0.0.1:{port}/health", verify=context, timeout=60)
+    authority.issue_cert("agent@example.org").configure_cert(context)
+    answer = httpx.get(f"https://127.0.0.1:{port}/health", verify=context, timeout=60)
+    assert answer.json()["status"] == "ok"
+    assert "server" not in answer.headers
+    assert shown() == first
+    second = renew()
+    assert shown() == second != first
+    assert server.stop() == 0
+
+
+def test_insecure_says_so(served):
+    server = served("--host", "0.0.0.0", "--insecure")
+    server.line(URL.pattern)
+    assert any(line.startswith("Warning: everyone who reaches 0.0.0.0") for line in server.lines)
+
+
 def test_a_chat_template_file_replaces_the_files_own(served, tmp_path):
     (tmp_path / "t.jinja").write_text("{{ raise_exception('no ' + messages[0]['content']) }}")
     server = served("--chat-template-file", tmp_path / "t.jinja")
@@ -140,36 +182,6 @@ def test_an_absent_plugin_is_a_sentence(luce, toy_model):
     assert wrong.status == 1
     assert "pip install luce-arch-toy" in wrong.err
     assert "Traceback" not in wrong.err
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])
-def test_other_machines_need_a_key(host):
-    with pytest.raises(UsageError, match=r"lets other machines in.*--api-key"):
-        check_exposure(CoreOptions(host=host))
-    check_exposure(CoreOptions(host=host, insecure=True))
-    check_exposure(CoreOptions(host=host, api_key=("k",)))
-
-
-def test_keys_come_from_the_options_and_a_file(tmp_path):
-    file = tmp_path / "keys"
-    file.write_text("# the team\none\n\n  two  \n", encoding="utf-8")
-    core = CoreOptions(host="0.0.0.0", api_key=("zero",), api_key_file=file)
-    assert api_keys(core) == ("zero", "one", "two")
-    check_exposure(core.model_copy(update={"api_key": ()}))
-
-
-@pytest.mark.parametrize("content", [None, b"", b"# nobody\n\n", b"\xff\xfe"])
-def test_a_key_file_without_a_readable_key_is_refused_even_on_this_machine(tmp_path, content):
-    file = tmp_path / "keys"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(UsageError, match="Key file"):
-        check_exposure(CoreOptions(api_key_file=file))
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
-def test_this_machine_needs_none(host):
-    check_exposure(CoreOptions(host=host))
 
 
 def test_a_stream_that_runs_when_the_server_is_stopped_ends_well(served):
