@@ -191,8 +191,8 @@ class BlockManager(Protocol):
         ...
 
     def retain(self, seq: SeqId, most_bytes: int) -> int | None:
-        """Before `close`, of a sequence that comes back: what is evicted of it goes to host memory. None where
-        that is more than `most_bytes`, or than there is room for.
+        """Before `close`, of a sequence that comes back: what is evicted of it goes to host memory. None
+        where that is more than `most_bytes`, or than there is room for.
         """
         ...
 

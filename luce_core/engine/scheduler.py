@@ -102,7 +102,11 @@ def for_places(waiting: Sequence[SeqView], running: Sequence[SeqView], free: int
 
 def spread(views: Sequence[SeqView]) -> list[SeqView]:
     """The oldest of every tenant, then the second of every tenant: who runs most has the last place."""
-    lines = (sorted(line, key=rank) for line in by_tenant(views).values())
+    if len(views) < 2:
+        return list(views)
+    lines = [sorted(line, key=rank) for line in by_tenant(views).values()]
+    if len(lines) == 1:
+        return lines[0]
     placed = [(place, rank(view), view) for line in lines for place, view in enumerate(line)]
     return [view for _, _, view in sorted(placed, key=lambda item: item[:2])]
 
@@ -140,15 +144,16 @@ class FairScheduler:
         """
         step = _Step(spread(running), row_budget, fits)
         step.decode()
-        able = [view for view in waiting if view.length < view.barrier]
         candidates: list[SeqView] = []
-        if not step.preempted and len(running) < self.max_sequences:
+        if waiting and not step.preempted and len(running) < self.max_sequences:
+            able = [view for view in waiting if view.length < view.barrier]
             candidates = for_places(able, running, self.max_sequences - len(running))
         step.prompts(candidates, self.max_sequences)
         step.spread_nodes()
         if not step.rows and step.refused:
             step.preempt_youngest()
-        step.make_place(able, self.max_sequences)
+        if waiting and not step.preempted:
+            step.make_place(waiting, self.max_sequences)
         work = [
             Work(seq, "held" if decoding(step.views[seq]) else "prefill", rows)
             for seq, rows in step.rows.items()
@@ -280,8 +285,9 @@ class _Step:
     def make_place(self, waiting: Sequence[SeqView], max_sequences: int) -> None:
         """For a tenant of which nothing runs, the one that runs most, and was served more, gives a place."""
         running = Counter(view.tenant for view in self.running)
-        without = [view for view in waiting if view.tenant not in running and view.seq not in self.rows]
-        if not without or self.preempted:
+        others = [view for view in waiting if view.tenant not in running]
+        without = [view for view in others if view.seq not in self.rows and view.length < view.barrier]
+        if not without:
             return
         first = min(without, key=lambda view: (account(view), rank(view)))
         known = {view.seq for view in self.running}

@@ -457,6 +457,79 @@ def test_a_fork_takes_the_slots_along() -> None:
 # --- tiers
 
 
+def test_what_a_stopped_sequence_comes_back_for_is_not_copied_while_there_is_room() -> None:
+    for name in ("pages", "slots", "window"):
+        w = world(name, swap_bytes=1000)
+        kept = w.stop(w.start(A[:10]))
+        assert kept is not None
+        assert w.manager.stats().swaps == 0
+        seq = w.open([*A[:10], 1])
+        assert len(w.texts[seq]) == 10
+        w.release(kept)
+        w.finish()
+
+
+def test_it_goes_after_all_that_nobody_waits_for_and_comes_back_from_the_host() -> None:
+    w = world(blocks=6, swap_bytes=1000)
+    kept = w.stop(w.start(A[:8]))
+    w.close(w.start(B[:8]))
+    assert kept is not None
+    other = w.start(list(range(300, 316)))
+    assert w.manager.match([*B[:8], 1]).length == 0
+    assert w.manager.stats().swaps == 0
+    assert w.extend(other, [1, 2, 3, 4])
+    assert (w.manager.stats().swaps, w.manager.stats().swap_bytes) == (1, 10)
+    w.close(other)
+    seq = w.open([*A[:8], 1])
+    assert len(w.texts[seq]) == 8
+    assert w.manager.stats().swap_bytes == 0
+    w.release(kept)
+    w.verify_all()
+
+
+def test_one_that_never_comes_back_leaves_no_copy() -> None:
+    w = world(blocks=6, swap_bytes=1000)
+    kept = w.stop(w.start(A[:8]))
+    assert kept is not None
+    w.start(list(range(300, 324)))
+    assert w.manager.stats().swap_bytes == 20
+    w.release(kept)
+    stats = w.manager.stats()
+    assert (stats.swap_bytes, stats.host_bytes, stats.retained) == (0, 0, 0)
+    assert w.manager.match([*A[:8], 1]).length == 0
+
+
+def test_what_two_wait_for_is_counted_once_and_stays_for_the_second() -> None:
+    w = world(blocks=6, swap_bytes=30)
+    first = w.stop(w.start(A[:8]))
+    second = w.stop(w.start([*A[:8], 1]))
+    assert first is not None
+    assert second is not None
+    assert w.stop(w.start(B[:4])) is None, "30 bytes are set aside"
+    w.start(list(range(300, 324)))
+    w.release(first)
+    assert w.manager.match([*A[:8], 1, 2]).length == 9
+    w.manager.check_integrity()
+
+
+@pytest.mark.parametrize(("swap_bytes", "most_bytes"), [(29, 1000), (1000, 29)])
+def test_a_state_too_large_for_the_budget_or_its_worth_is_not_kept(swap_bytes: int, most_bytes: int) -> None:
+    w = world(swap_bytes=swap_bytes)
+    assert w.stop(w.start(A[:10]), most_bytes=most_bytes) is None
+    assert w.manager.stats().retained == 0
+    assert w.manager.match([*A[:10], 1]).length == 10, "it is cached as any other"
+
+
+def test_clearing_forgets_those_that_would_come_back() -> None:
+    w = world("slots", swap_bytes=1000)
+    kept = w.stop(w.start(A[:10]))
+    assert kept is not None
+    w.manager.clear()
+    assert w.manager.match([*A[:10], 1]).length == 0
+    w.release(kept)
+    w.finish()
+
+
 def test_spilled_blocks_come_back_with_their_content() -> None:
     w = world(blocks=6, spill=True)
     w.close(w.start(A))
