@@ -27,6 +27,7 @@ SEED_MASK = (1 << 64) - 1
 LARGEST = (1 << 31) - 1  # whole numbers end up in columns of fixed width
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Breaker = Annotated[str, Field(max_length=64)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -61,7 +62,7 @@ class SamplingFields(BaseModel):
     dry_base: Annotated[float, Field(ge=1.0, le=100.0)] | None = None
     dry_allowed_length: Annotated[int, Field(ge=1, le=LARGEST)] | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
-    dry_sequence_breakers: Annotated[list[str], Field(max_length=32)] = Field(default=["\n", ":", '"', "*"])
+    dry_sequence_breakers: Annotated[list[Breaker], Field(max_length=32)] = ["\n", ":", '"', "*"]
     stop: str | list[str] | None = None
     stop_token_ids: list[int] = Field(default_factory=list)
     min_tokens: Count = 0
