@@ -106,7 +106,7 @@ class GenerationService:
         return tuple(ids)
 
     def check_room(self, prompt: Sequence[int], field: str = "messages") -> None:
-        """Raise the 400 that agents understand, before any stream opens. field: where the prompt came from."""
+        """Raise the 400 that agents understand, before any stream opens. field: of the body."""
         if not prompt:
             raise RequestError("The prompt is empty. Send at least one token of text.", param=field)
         if len(prompt) >= self.face.context:
