@@ -43,6 +43,10 @@ FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 KIND_WORDS = {"arch": "architecture", "ops": "op layer", "quant": "block format", "model": "model"}
 DISTRIBUTIONS = {"arch": "luce-arch-{}", "device": "luce-backend-{}"}
 """The naming scheme of packages, by kind; every other kind is `luce-{}`."""
+FAMILIES = {"gemma3": "gemma", "gemma4": "gemma", "qwen2": "llama"}
+"""Architectures that come with a package named after the first of their family. Advice only: nothing is
+looked up by it.
+"""
 
 
 def closest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
@@ -266,7 +270,8 @@ class Registry:
                 return f"{subject} is part of {record.title}, which is {record.status}: {record.reason}."
         if kind == "device" and self.provides.get(f"device.{family}"):
             return f"{subject} was not found by its plugin; `luce-core devices` lists what there is."
-        package = DISTRIBUTIONS.get(kind, "luce-{}").format(family.lower().replace("_", "-"))
+        named = FAMILIES.get(family, family) if kind == "arch" else family
+        package = DISTRIBUTIONS.get(kind, "luce-{}").format(named.lower().replace("_", "-"))
         return (
             f"No installed plugin provides {subject}. By the naming scheme it comes with: pip install "
             f"{package} (the package lists '{kind}.{family}' in entry-point group 'luce_core.provides')."

@@ -200,9 +200,9 @@ def kv_region(layer: int) -> str:
 
 
 def special_tokens(header: GgufHeader) -> Mapping[str, tuple[int, ...]]:
-    """Ids of `tokenizer.ggml.*_token_id`, by the name in the key."""
-    names = ("bos", "eos", "eot", "eom", "pad", "unk")
-    found = {name: header.uint(f"tokenizer.ggml.{name}_token_id", None) for name in names}
+    """Ids of `tokenizer.ggml.*_token_id`, by the name in the key; "pad" and "unk" are spelled out there."""
+    keys = {name: name for name in ("bos", "eos", "eot", "eom")} | {"pad": "padding", "unk": "unknown"}
+    found = {name: header.uint(f"tokenizer.ggml.{key}_token_id", None) for name, key in keys.items()}
     return {name: (token,) for name, token in found.items() if token is not None}
 
 

@@ -304,8 +304,10 @@ def test_the_vocabulary_counts_tokens_then_the_key_then_rows(tmp_path):
 
 
 def test_special_tokens(tmp_path):
-    keys = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eot_token_id": 7}
-    assert special_tokens(header_of(tmp_path, keys)) == {"bos": (1,), "eot": (7,)}
+    ids = {"bos": 1, "eot": 7, "padding": 0, "unknown": 3}
+    keys = {f"tokenizer.ggml.{name}_token_id": token for name, token in ids.items()}
+    found = special_tokens(header_of(tmp_path, keys))
+    assert found == {"bos": (1,), "eot": (7,), "pad": (0,), "unk": (3,)}
 
 
 def test_weight_totals_of_tied_and_untied_models(tmp_path):

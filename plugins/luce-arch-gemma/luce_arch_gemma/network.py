@@ -94,7 +94,7 @@ class GemmaNetwork:
     nextn: Network | None = None
 
     def __init__(self, spec: ModelSpec, weights: Weights, ops: Ops) -> None:
-        params: GemmaParams = spec.details["gemma"]
+        params: GemmaParams = spec.details["decoder"]
         norm = weights.norm("output_norm", params.eps)
         device = norm.weight.device
         factors = weights.vec("rope_freqs") if params.gemma4 else None
@@ -217,7 +217,7 @@ def _attention_spec(
         # Of the layer whose keys are read: where values alone are kept, its weight makes keys of them.
         k_norm=weights.norm(f"blk.{layer.kv_layer}.attn_k_norm", params.eps),
         v_norm=v_norm,
-        window=params.window if layer.local else None,
+        window=params.window_of(layer),
         bidirectional_spans=_sees_both_ways(params, layer),
     )
 
@@ -260,7 +260,7 @@ def _per_layer_inputs(params: GemmaParams, weights: Weights) -> PerLayerInputs |
         table=weights.linear("per_layer_token_embd"),
         project=weights.group("", "per_layer_model_proj"),
         norm=weights.norm("per_layer_proj_norm", params.eps),
-        layers=len(params.layers),
+        layers=params.num_layers,
         width=params.per_layer_width,
     )
 

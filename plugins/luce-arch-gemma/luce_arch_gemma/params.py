@@ -79,6 +79,13 @@ class GemmaParams:
     experts: ExpertParams | None
     layers: tuple[LayerParams, ...]
 
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def window_of(self, layer: LayerParams) -> int | None:
+        return self.window if layer.local else None
+
 
 def read_params(header: GgufHeader) -> GemmaParams:
     """Read and check the keys. Raises ModelFormatError naming the key."""
