@@ -114,7 +114,7 @@ class LastResort:
         try:
             await self.app(scope, receive, watched)
         except ClientDisconnect:
-            log.debug("%s %s: the client left before its request was complete", scope["method"], scope["path"])
+            log.debug("%s %s: the client left before it was complete", scope["method"], scope["path"])
         except Exception as error:
             if begun or scope["type"] != "http":
                 raise
