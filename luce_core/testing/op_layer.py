@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from luce_core.contracts import Equivalence
+from luce_core.model.loader import REWRITE
+from luce_core.ops import OpsNamespace, build_ops
+from luce_core.registry import resolve
 from luce_core.testing.contract import Contract
+from luce_core.testing.op_cases import CASES, OpWorld
 from luce_core.testing.rig import ModelRig
 
 
@@ -23,6 +28,8 @@ class OpLayerContract(Contract):
     tolerance: float = 0.0
     """Largest difference from the reference, as a share of the largest logit. A BITS layer has none."""
     cache_type: str = "f32"
+    op_formats: tuple[str, ...] = ("F32", "Q8_0")
+    """Block formats of the matrices that single ops are called on."""
 
     def make_model(self, folder: Path) -> Path:
         """Write (or return) a small model."""
@@ -63,6 +70,27 @@ class OpLayerContract(Contract):
                     allowed = self.tolerance * float(wanted.abs().max())
                     assert worst <= allowed, f"logits differ by {worst:.3g}, allowed {allowed:.3g}"
 
+    def test_every_op_answers_like_the_reference(self, tmp_path: Path) -> None:
+        rig = self._rig(tmp_path, self.layer)
+        exact = self._equivalence(rig) is Equivalence.BITS
+        own = {op.op: resolve(op.fn, f"op {op.op!r}") for op in rig.registry.op_layer(self.layer).value.ops}
+        layered = build_ops({name: fn for name, fn in own.items() if name != REWRITE})
+        for block_format in self.op_formats:
+            for (what, got), (_, wanted) in zip(
+                _run_cases(layered, block_format), _reference(block_format), strict=True
+            ):
+                for one, other in zip(got, wanted, strict=True):
+                    self._same(one, other, exact, f"op {what!r} on {block_format}")
+
+    def _same(self, got: Tensor, wanted: Tensor, exact: bool, what: str) -> None:
+        assert got.shape == wanted.shape, f"{what}: {list(got.shape)}, wanted {list(wanted.shape)}"
+        if exact or not wanted.dtype.is_floating_point:
+            assert torch.equal(got, wanted), f"{what} differs from the reference"
+        elif wanted.numel():
+            worst = float((got.float() - wanted.float()).abs().max())
+            allowed = self.tolerance * max(1.0, float(wanted.float().abs().max()))
+            assert worst <= allowed, f"{what}: differs by {worst:.3g}, allowed {allowed:.3g}"
+
     def test_a_row_invariant_layer_ignores_batch_mates(self, tmp_path: Path) -> None:
         rig = self._rig(tmp_path, self.layer)
         ops = rig.registry.op_layer(self.layer).value.ops
@@ -79,3 +107,18 @@ class OpLayerContract(Contract):
             assert torch.equal(rig.decode(alone, 3 + place), held.logits[place][0]), (
                 "decode depends on others"
             )
+
+
+def _run_cases(ops: OpsNamespace, block_format: str) -> list[tuple[str, tuple[Tensor, ...]]]:
+    """Results and state of every case of `op_cases`."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+    try:
+        return [(case.id, case.make(OpWorld(ops, block_format)).run(ops)) for case in CASES]
+    finally:
+        torch.set_num_threads(threads)
+
+
+@cache
+def _reference(block_format: str) -> list[tuple[str, tuple[Tensor, ...]]]:
+    return _run_cases(build_ops(), block_format)

@@ -12,6 +12,8 @@ from luce_core.contracts import Linear, LinearGroup, OpCall, Program, Ref
 from luce_core.errors import PluginError
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import Recorder, build_ops, check_program, compile_program, replay, rewrite, used_values
+from luce_core.ops.namespace import ARCH_OPS, FINE_OPS, STATE_OPS
+from luce_core.testing.op_cases import CASES, OpWorld
 
 OPS = build_ops()
 TABLE = Linear("t", 16, 6, "F32", torch.randn(16, 6, generator=torch.Generator().manual_seed(0)))
@@ -171,6 +173,32 @@ def test_the_compiled_program_drops_values_nothing_reads_any_more():
     run(torch.zeros(1))
     # While the third step runs, the first result is gone: only its input, the second, is alive.
     assert alive == [[], [True], [False, True]]
+
+
+# --- every op
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
+def test_every_op_replays_bit_for_bit(case):
+    direct = case.make(OpWorld(OPS)).run(OPS)
+    for compiled in (False, True):
+        run = case.make(OpWorld(OPS))
+        recorder = Recorder(OPS)
+        names = tuple(f"input {n}" for n in range(len(run.inputs)))
+        program = recorder.record(lambda *values: run.call(recorder, *values), names)  # noqa: B023
+        assert case.op in {call.op for call in program.calls}
+        if compiled:
+            results = compile_program(program, OPS)(*run.inputs)
+            results = results if isinstance(results, tuple) else (results,)
+        else:
+            results = replay(program, OPS, dict(zip(names, run.inputs, strict=True)))
+        for got, want in zip((*results, *run.state), direct, strict=True):
+            assert torch.equal(got, want)
+
+
+def test_every_op_an_architecture_or_layer_knows_has_a_case():
+    known = ARCH_OPS | FINE_OPS | STATE_OPS
+    assert known - {case.op for case in CASES} == set()
 
 
 # --- rewrites
