@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from luce_core.cache.groups import GroupInfo
 from luce_core.cache.index import Checkpoint, Node, PrefixIndex, chained_digest
@@ -71,7 +71,10 @@ def check_sequences(
 
 
 def check_index(
-    index: PrefixIndex, seqs: Mapping[SeqId, SeqState], cache: PrefixCache, slot_bytes: int
+    index: PrefixIndex,
+    seqs: Mapping[SeqId, SeqState],
+    cache: PrefixCache,
+    snapshot_bytes: Callable[[int], int],
 ) -> None:
     """The tree, who uses it, the order of use, and the bytes on the host."""
     reached = list(index.subtree(index.root))[:-1]
@@ -92,7 +95,7 @@ def check_index(
             kind = "nodes"
         else:
             assert isinstance(entry, Checkpoint), f"entry {entry.id} is a {type(entry).__name__}"
-            _check_checkpoint(entry, index, slot_bytes)
+            _check_checkpoint(entry, index, snapshot_bytes)
             kind = "checkpoints"
         if entry.wanted:
             kind = "wanted"
@@ -144,10 +147,13 @@ def _check_node(node: Node, index: PrefixIndex, users: int) -> None:
     assert not useless, f"block {node.id} is kept with no checkpoint behind it"
 
 
-def _check_checkpoint(checkpoint: Checkpoint, index: PrefixIndex, slot_bytes: int) -> None:
+def _check_checkpoint(
+    checkpoint: Checkpoint, index: PrefixIndex, snapshot_bytes: Callable[[int], int]
+) -> None:
     length = checkpoint.anchor.depth * index.block_tokens + len(checkpoint.keys)
     assert checkpoint.length == length, f"checkpoint {checkpoint.id} says {checkpoint.length}, holds {length}"
     if checkpoint.snapshot is not None:
-        assert checkpoint.host_bytes >= slot_bytes, (
-            f"checkpoint {checkpoint.id}: a snapshot of {slot_bytes} bytes, counted {checkpoint.host_bytes}"
+        size = snapshot_bytes(length)
+        assert checkpoint.host_bytes >= size, (
+            f"checkpoint {checkpoint.id}: a snapshot of {size} bytes, counted {checkpoint.host_bytes}"
         )

@@ -37,6 +37,23 @@ def slot_bytes(layout: StateLayout, sizes: StateSizes) -> int:
     return sum(field_bytes(slot.state, sizes) for slot in layout.slots)
 
 
+def alive_rows(rows: int, period: int, length: int) -> int:
+    """How many of the newest rows of a slot are still read after `length` tokens; see `Slot.period`."""
+    return rows if period == 1 else rows - period + length % period
+
+
+def snapshot_bytes(layout: StateLayout, sizes: StateSizes, length: int) -> int:
+    """Bytes of what must be kept of the slots of one sequence after `length` tokens."""
+    total = 0
+    for slot in layout.slots:
+        size = field_bytes(slot.state, sizes)
+        if slot.period > 1:
+            rows = slot.state.shape[0]
+            size = size // rows * alive_rows(rows, slot.period, length)
+        total += size
+    return total
+
+
 def log_bytes(layout: StateLayout, sizes: StateSizes) -> int:
     """Bytes of the logs of one sequence: of slots, and of regions whose entries take several tokens."""
     strided = {group.name for group in layout.groups if group.stride > 1}

@@ -153,9 +153,7 @@ class PagedBlockManager:
         state = self._seqs[seq]
         if state.length + tokens <= state.capacity:
             return True
-        new = [
-            max(0, self._blocks_for(state.length + tokens) - table.end) for table in state.tables
-        ]
+        new = [max(0, self._blocks_for(state.length + tokens) - table.end) for table in state.tables]
         copies = self._copies_due(state)
         if not self._cache.make_room([n + c for n, c in zip(new, copies, strict=True)]):
             return False
@@ -331,9 +329,10 @@ class PagedBlockManager:
         A cache entry like any other: it goes when room or budget runs out, at once when the budget cannot
         even hold one snapshot. Synchronizes where there are slots.
         """
-        if self._store.has_slots and self._store.slot_bytes > self._cache.host_limit:
+        state = self._seqs[seq]
+        if self._store.has_slots and self._store.snapshot_bytes(state.length) > self._cache.host_limit:
             return self._index.new_id()
-        made = self._keep(self._seqs[seq], with_slots=True)
+        made = self._keep(state, with_slots=True)
         self._cache.trim()
         return made.id
 
@@ -481,7 +480,7 @@ class PagedBlockManager:
         """Raise AssertionError with the values when counts, tables and index disagree."""
         integrity.check_pools(self._groups, self._pools, self._seqs, self._index)
         integrity.check_sequences(self._groups, self._pools, self._seqs, self._index)
-        integrity.check_index(self._index, self._seqs, self._cache, self._store.slot_bytes)
+        integrity.check_index(self._index, self._seqs, self._cache, self._store.snapshot_bytes)
         integrity.check_retained(self._index, self._cache, self._retained)
         self._slots.check([state.slot for state in self._seqs.values()])
 

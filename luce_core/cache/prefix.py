@@ -70,8 +70,8 @@ class PrefixCache:
 
     def save_slots(self, checkpoint: Checkpoint, slot: int) -> None:
         """Snapshot the slots of a sequence; synchronizes."""
-        checkpoint.snapshot = self._store.save_slot(slot)
-        self._add_host_bytes(checkpoint, self._store.slot_bytes)
+        checkpoint.snapshot = self._store.save_slot(slot, checkpoint.length)
+        self._add_host_bytes(checkpoint, self._store.snapshot_bytes(checkpoint.length))
 
     # --- what goes
 

@@ -67,7 +67,7 @@ class StateStore(Protocol):
     """By "model/group"."""
     has_slots: bool
     slot_bytes: int
-    """Bytes one saved slot takes, over all models."""
+    """The most bytes one saved slot takes, over all models."""
     block_bytes: Mapping[str, int]
     """Bytes one block takes, by "model/group"."""
 
@@ -91,8 +91,12 @@ class StateStore(Protocol):
         """Copy the committed state of a slot; logs are not copied."""
         ...
 
-    def save_slot(self, slot: int) -> Any:
-        """(host) An opaque snapshot of the committed state."""
+    def save_slot(self, slot: int, length: int) -> Any:
+        """(host) An opaque snapshot of the committed state, after `length` tokens."""
+        ...
+
+    def snapshot_bytes(self, length: int) -> int:
+        """Bytes a snapshot after `length` tokens takes, over all models: see `Slot.period`."""
         ...
 
     def load_slot(self, slot: int, saved: Any) -> None:

@@ -71,8 +71,8 @@ class Slot:
     fold: str
     """Op (state, log rows in path order) -> state; "shift": append the rows, keep the newest shape[0]."""
     period: int = 1
-    """shift: at length % period == 0 only the newest shape[0] - period rows are alive, and a snapshot made
-    there keeps no others. 1: all are alive everywhere.
+    """shift: rows of finished periods but the newest shape[0] - period are never read again, so a snapshot at
+    `length` keeps shape[0] - period + length % period rows. 1: all of them.
     """
 
 

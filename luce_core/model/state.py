@@ -10,7 +10,14 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from luce_core.cache.layout import block_bytes, resolve_dtype, slot_bytes, state_bytes
+from luce_core.cache.layout import (
+    alive_rows,
+    block_bytes,
+    resolve_dtype,
+    slot_bytes,
+    snapshot_bytes,
+    state_bytes,
+)
 from luce_core.contracts import Field, Group, Region, SlotState, StateLayout, StateSizes
 from luce_core.errors import CapacityError, EngineError
 
@@ -123,7 +130,7 @@ class SavedBlocks:
 
 @frozen(eq=False)
 class SavedSlot:
-    """(host) A copy of one slot's committed states, in layout order."""
+    """(host) A copy of one slot's committed states, in layout order: of windows, the rows still alive."""
 
     states: tuple[Tensor, ...]
 
@@ -177,21 +184,39 @@ class TorchStateStore:
         for state in self._slot_states():
             state[target].copy_(state[source])
 
-    def save_slot(self, slot: int) -> SavedSlot:
-        """(host) A snapshot of the committed states."""
-        return SavedSlot(tuple(state[slot].to("cpu", copy=True) for state in self._slot_states()))
+    def save_slot(self, slot: int, length: int) -> SavedSlot:
+        """(host) A snapshot of the committed states after `length` tokens."""
+        states = []
+        for one in self._slots():
+            state = one.state[slot]
+            if one.period > 1:
+                state = state[state.shape[0] - alive_rows(state.shape[0], one.period, length) :]
+            states.append(state.to("cpu", copy=True))
+        return SavedSlot(tuple(states))
+
+    def snapshot_bytes(self, length: int) -> int:
+        """Bytes of a snapshot after `length` tokens, over all models."""
+        return sum(snapshot_bytes(state.layout, self.sizes, length) for state in self._models.values())
 
     def load_slot(self, slot: int, saved: SavedSlot) -> None:
-        """Put back a snapshot."""
-        for state, copy in zip(self._slot_states(), saved.states, strict=True):
-            state[slot].copy_(copy)
+        """Put back a snapshot; rows that were not kept are zero."""
+        for one, copy in zip(self._slots(), saved.states, strict=True):
+            state = one.state[slot]
+            if one.period > 1:
+                dead = state.shape[0] - copy.shape[0]
+                state[:dead].zero_()
+                state = state[dead:]
+            state.copy_(copy)
 
     def _pages(self, group: str) -> list[Tensor]:
         state, name = self._owner[group]
         return [pages for region in state.by_group[name] for pages in region.fields.values()]
 
+    def _slots(self) -> list[SlotState]:
+        return [slot for state in self._models.values() for slot in state.slots.values()]
+
     def _slot_states(self) -> list[Tensor]:
-        return [slot.state for state in self._models.values() for slot in state.slots.values()]
+        return [slot.state for slot in self._slots()]
 
 
 CACHE_LINE_BYTES = 64

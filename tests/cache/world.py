@@ -104,8 +104,11 @@ class FakeStore:
     def copy_slot(self, source: int, target: int) -> None:
         self.slots[target] = dict(self.slots[source])
 
-    def save_slot(self, slot: int) -> Any:
+    def save_slot(self, slot: int, length: int) -> Any:
         return dict(self.slots[slot])
+
+    def snapshot_bytes(self, length: int) -> int:
+        return self.slot_bytes
 
     def load_slot(self, slot: int, saved: Any) -> None:
         self.slots[slot] = dict(saved)

@@ -302,10 +302,10 @@ def test_every_model_is_settled_before_a_snapshot(world):
         model.backend.settle = settled[name].extend
     save_slot = rig.pipeline.state.save_slot
 
-    def save(slot):
+    def save(slot, length):
         saved.append(slot)
         assert all(slots and slots[-1] == slot for slots in settled.values())
-        return save_slot(slot)
+        return save_slot(slot, length)
 
     rig.pipeline.state.save_slot = save
     rig.generate(text(40), max_tokens=6)

@@ -140,7 +140,7 @@ def test_slots_are_saved_loaded_copied_and_reset_without_their_logs(states):
     slots = states[0].slots.values()
     before = [slot.state.clone() for slot in slots]
     logs = [field.clone() for slot in slots for field in slot.log.values()]
-    saved = store.save_slot(1)
+    saved = store.save_slot(1, 9)
     store.reset_slot(1)
     assert not any(slot.state[1].any() for slot in slots)
     store.copy_slot(0, 1)
@@ -155,10 +155,31 @@ def test_slots_are_saved_loaded_copied_and_reset_without_their_logs(states):
     )
 
 
+@pytest.mark.parametrize(("length", "alive"), [(0, 2), (1, 3), (3, 5), (4, 2), (9, 3)])
+def test_a_snapshot_keeps_the_rows_that_are_read_again(length, alive):
+    """Windows of six rows, four to a period: of finished periods two rows are read again."""
+    window = Slot("w", 0, Field((6, 2), "f32"), {"row": Field((2,), "f32")}, "shift", period=4)
+    layout = attrs.evolve(TARGET, slots=(*TARGET.slots, window))
+    state = ModelState("target", layout, SIZES, "cpu")
+    store = TorchStateStore(SIZES, [state])
+    for tensor in state.tensors():
+        tensor.copy_(torch.arange(1, tensor.numel() + 1).view(tensor.shape))
+    before = [slot.state[1].clone() for slot in state.slots.values()]
+    saved = store.save_slot(1, length)
+    taken = sum(one.numel() * one.element_size() for one in saved.states)
+    assert taken == store.snapshot_bytes(length) == slot_bytes(TARGET, SIZES) + alive * 8
+    assert store.slot_bytes == slot_bytes(TARGET, SIZES) + 6 * 8
+    store.load_slot(2, saved)
+    *whole, rows = (slot.state[2] for slot in state.slots.values())
+    assert all(got.equal(want) for got, want in zip(whole, before, strict=False))
+    assert not rows[: 6 - alive].any()
+    assert rows[6 - alive :].equal(before[-1][6 - alive :])
+
+
 def test_a_saved_slot_is_a_copy(states):
     store = TorchStateStore(SIZES, states)
     before = states[0].slots["s"].state[0].clone()
-    saved = store.save_slot(0)
+    saved = store.save_slot(0, 9)
     store.reset_slot(0)
     store.load_slot(0, saved)
     assert states[0].slots["s"].state[0].equal(before)

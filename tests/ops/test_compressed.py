@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from luce_core.cache.layout import alive_rows
 from luce_core.contracts import (
     AttentionSpec,
     Commit,
@@ -162,6 +163,28 @@ def test_prefill_in_any_chunks_pools_whole_blocks(seed, shape, rope, chunks):
         want = texts[s][2].entries(spec)
         for got, entry in zip(committed_entries(region, table_of(s, deck), len(want)), want, strict=True):
             np.testing.assert_allclose(got.numpy(), entry, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, True), (3, True), (4, False)])
+@pytest.mark.parametrize("length", range(9))
+def test_rows_of_finished_periods_are_not_read_again(shape, length):
+    """What `Slot.period` says of the tail: a snapshot need not keep them."""
+    spec = spec_of(*shape)
+    kv, gate, _ = text_of(length + 9, spec, 4)
+    tables = table_of(0, list(range(20)))
+    regions = []
+    for cleared in (False, True):
+        tail, region = state_of(spec)
+        if length:
+            b = make_batch("prefill", [RowSet(0, 0, [0] * length, tables)])
+            OPS.compress(b, kv[:length], gate[:length], tail, region, spec)
+        if cleared:
+            alive = alive_rows(spec.rows, spec.stride, length)
+            tail.state[:, : spec.rows - alive] = float("nan")
+        b = make_batch("prefill", [RowSet(0, length, [0] * 9, tables)])
+        OPS.compress(b, kv[length:], gate[length:], tail, region, spec)
+        regions.append(region.fields["k"])
+    assert regions[0].equal(regions[1])
 
 
 # --- what rows see: selection and attention
