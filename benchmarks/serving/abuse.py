@@ -25,7 +25,8 @@ from urllib.parse import urlsplit
 import psutil
 from bench import PacedChannel, toy
 
-from luce_core.server.connection import Limits, most_connections
+from luce_core.server.connection import Limits
+from luce_core.server.sockets import most_connections
 from luce_core.testing.server import Served, serving
 
 CHAT = {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True, "stream": True}

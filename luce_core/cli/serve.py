@@ -205,10 +205,12 @@ def _server(running: Running, options: Options) -> uvicorn.Server:
 
 
 def _limits(core: CoreOptions) -> Limits:
-    from luce_core.server.connection import Limits, most_connections
+    from luce_core.server.connection import BODIES, Limits
+    from luce_core.server.sockets import most_connections
 
     return Limits(
         connections=core.max_connections or most_connections(),
+        bodies_bytes=BODIES * core.body_limit,
         read_s=core.read_timeout,
         idle_s=core.idle_timeout,
         write_s=core.write_timeout,

@@ -24,20 +24,18 @@ async def read_json(request: Request, limit_bytes: int) -> dict[str, Any]:
         )
     if declared.isdigit() and int(declared) > limit_bytes:
         raise RequestError(f"The body has {declared} bytes. {limit}", status=413)
-    parts: list[bytes] = []
-    size = 0
+    raw = bytearray()
     async for part in request.stream():
-        size += len(part)
-        if size > limit_bytes:
+        raw += part
+        if len(raw) > limit_bytes:
             raise RequestError(f"The body is too large. {limit}", status=413)
-        parts.append(part)
-    body = parse_json(b"".join(parts))
+    body = parse_json(raw)
     if not isinstance(body, dict):
         raise RequestError(f"The body must be a JSON object, not {type(body).__name__}.", code="invalid_json")
     return body
 
 
-def parse_json(raw: bytes) -> Any:
+def parse_json(raw: bytes | bytearray) -> Any:
     """JSON as RFC 8259 has it: UTF-8, no NaN, no half of a surrogate pair, at most 200 levels deep.
 
     Of equal keys the last wins. Raises RequestError (400).

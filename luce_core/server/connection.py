@@ -13,10 +13,8 @@ A subclass of uvicorn's httptools protocol. What it changes:
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import logging
-import resource
 import socket
 from collections.abc import MutableMapping
 from functools import partial
@@ -30,6 +28,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from luce_core.server.client import EXTENSION, Client
 from luce_core.server.errors import envelope
 from luce_core.server.headers import HEADERS
+from luce_core.server.settings import BODY_LIMIT_BYTES
+from luce_core.server.sockets import tune
 
 log = logging.getLogger("luce_core.server")
 
@@ -40,16 +40,10 @@ BODY_PIECE = 64 << 10
 AHEAD_BYTES = 64 << 10  # unparsed, behind the running request; then reading pauses
 BODY_BYTES_PER_S = 16 << 10
 """A body gets a second more for so much of it: a slow line is no attack."""
+BODIES = 8  # of the largest size, held at a time by a server
 LINGER_BYTES = 1 << 20  # still read and dropped after an answer to an unread body ...
 LINGER_S = 2.0  # ... for so long: closing at once would reset the connection and could lose the answer
 LINGERING = 256  # connections that may do so at a time
-RECEIVED_BYTES = 256 << 10
-"""In the kernel, not read yet. Left alone it grows to megabytes, and what all sockets may have together is
-limited: many that are not read then slow down every other.
-"""
-UNSENT_BYTES = 128 << 10  # in the kernel, per connection; a stream is a few kB a second
-OPEN_FILES = 1 << 16  # where the system sets no limit
-OWN_FILES = 128  # of the process itself: model, libraries, pipes, and connections about to be refused
 PROBES_S = (0.05, 0.1, 0.2, 0.4, 1.0)
 """Pauses before looking whether a client that closed its sending side is still there; the last repeats."""
 
@@ -64,6 +58,8 @@ class Limits:
     """For a head, and for a body beside the second it gets for each 16 KiB."""
     idle_s: float = 75.0
     """Between requests. Longer than most clients keep a connection, so that closing is up to them."""
+    bodies_bytes: int = BODIES * BODY_LIMIT_BYTES
+    """Of all requests that are not answered yet, together; a request that would exceed it is told 503."""
     write_s: float = 30.0
     """For taking anything at all of an answer that is ready."""
 
@@ -88,12 +84,13 @@ class Connection(HttpToolsProtocol):
         self._read_closed = False
         self._lingering = False
         self._dropped = 0
+        self._charged = 0
 
     # --- the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        _tune(transport.get_extra_info("socket"), self.limits)
+        tune(transport.get_extra_info("socket"), self.limits.write_s)
         if self.limits.connections and len(self.connections) > self.limits.connections:
             self._refuse(503, f"{self.limits.connections} connections are open; no more may be. Retry later.")
             return
@@ -104,6 +101,7 @@ class Connection(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._ahead.clear()
+        self._charge(-self._charged)
         self._stop_lingering()
         self._unset_keepalive_if_required()
         if self._running is not None and not self._running.response_complete:
@@ -231,8 +229,18 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
+        if not self._charge(len(body)):
+            most = self.limits.bodies_bytes
+            self._give_up(503, f"Requests have {most} bytes together; no more may be. Retry later.")
         if self._deadline is not None:
             self._deadline += len(body) / BODY_BYTES_PER_S
+
+    def _charge(self, num_bytes: int) -> bool:
+        """Count bytes of a body that are held now; a negative number gives back. False: too many."""
+        self._charged += num_bytes
+        state: Any = self.server_state
+        state.luce_bodies = getattr(state, "luce_bodies", 0) + num_bytes
+        return not self.limits.bodies_bytes or bool(state.luce_bodies <= self.limits.bodies_bytes)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -264,7 +272,10 @@ class Connection(HttpToolsProtocol):
             return message
 
         async def send_head_first(message: Any) -> None:
-            early = message["type"] == "http.response.start" and self._awaits_body()
+            starts = message["type"] == "http.response.start"
+            early = starts and self._awaits_body()
+            if starts:
+                self._charge(-self._charged)
             if early:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             await send(message)
@@ -326,6 +337,11 @@ class Connection(HttpToolsProtocol):
             self._too_slow()
 
     def _too_slow(self) -> None:
+        what = "head" if self._in_head else "body"
+        self._give_up(408, f"The request's {what} was not complete in time. Send it faster.")
+
+    def _give_up(self, status: int, message: str) -> None:
+        """End a request that has not come to its end."""
         cycle = self.cycle
         begun = False
         if self._awaits_body():
@@ -335,8 +351,7 @@ class Connection(HttpToolsProtocol):
         if begun:
             self.transport.abort()
         else:
-            what = "head" if self._in_head else "body"
-            self._refuse(408, f"The request's {what} was not complete in time. Send it faster.")
+            self._refuse(status, message)
 
     def _unread(self) -> None:
         log.info("a client took nothing of its answer for %g s and was cut off", self.limits.write_s)
@@ -346,6 +361,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """An answer without a request, and the end of the connection."""
+        self._charge(-self._charged)
         body = json.dumps(envelope(message, status)).encode()
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
         fields = {
@@ -410,39 +426,6 @@ def _lingering(state: Any) -> set[Connection]:
     if found is None:
         found = state.luce_lingering = set()
     return found
-
-
-def _tune(sock: Any, limits: Limits) -> None:
-    """Notice hosts that vanished, and keep what waits to be sent out of the kernel. Linux has all of it."""
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    options = [
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES),
-    ]
-    wanted = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_NOTSENT_LOWAT": UNSENT_BYTES}
-    if limits.write_s:
-        wanted["TCP_USER_TIMEOUT"] = int(1e3 * limits.write_s)
-    options += [
-        (socket.IPPROTO_TCP, getattr(socket, name), value)
-        for name, value in wanted.items()
-        if hasattr(socket, name)
-    ]
-    for level, option, value in options:
-        try:
-            sock.setsockopt(level, option, value)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EBADF, errno.ECONNRESET):  # it is gone already
-                raise
-
-
-def most_connections() -> int:
-    """As many as this process may have open files, less some for itself; that limit is raised first."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = OPEN_FILES if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(1, max(soft, most) - OWN_FILES)
 
 
 def http_options(limits: Limits) -> dict[str, Any]:

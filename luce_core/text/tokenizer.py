@@ -164,7 +164,9 @@ class Tokenizer:
             text = text.replace(" ", SPACE_MARK)
         ids: list[int] = []
         for stretch in cut_at_lines(text, MAX_SPLIT_CHARS) if self._splits else (text,):
-            ids.extend(self._merger.encode(stretch, add_special_tokens=False).ids)
+            # Only the batched call lets other threads run meanwhile, and a long text takes a while.
+            (encoding,) = self._merger.encode_batch_fast([stretch], add_special_tokens=False)
+            ids.extend(encoding.ids)
         return ids
 
     # --- ids to text ---------------------------------------------------------------------------------------

@@ -251,6 +251,34 @@ def test_garbage_is_a_400_in_the_envelope(single):
     assert b"x-content-type-options: nosniff" in answer
 
 
+def test_bodies_have_a_size_together_that_comes_back_when_they_are_answered(serve):
+    start = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 70000\r\n\r\n".encode()
+    with serve(front={"limits": Limits(bodies_bytes=100_000)}) as one:
+        with Raw(one.url) as first, Raw(one.url) as second:
+            first.send(start + b" " * 60_000)
+            wait_until(lambda: getattr(one.server.server_state, "luce_bodies", 0) == 60_000)
+            answer = second.send(start + b" " * 60_000).rest()
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"retry-after" in answer
+            first.send(b" " * 10_000)
+            assert first.responses(1)[0][0] == 400
+            first.post(max_tokens=1)
+            assert first.responses(1)[0][0] == 200
+        wait_until(lambda: not one.server.server_state.connections)
+        assert one.server.server_state.luce_bodies == 0
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="a Linux option")
+def test_hosts_that_vanish_are_noticed_by_the_kernel(single):
+    with Raw(single.url) as client:
+        client.get()
+        assert client.responses(1)[0][0] == 200
+        (connection,) = single.server.server_state.connections
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * Limits().write_s
+
+
 @pytest.mark.parametrize("expect", ["", "Expect: 100-continue\r\n"])
 def test_a_huge_body_is_a_413_without_being_read(single, expect):
     size = 100_000_000
@@ -321,7 +349,7 @@ def test_thousands_of_requests_ahead_stay_bytes(single, gate, calls):
                 client.send(flood)
         (connection,) = single.server.server_state.connections
         assert len(connection.pipeline) == 0
-        assert len(connection._ahead) < AHEAD_BYTES + (1 << 18)  # and one read of the loop
+        assert len(connection._ahead) < AHEAD_BYTES + (1 << 20)  # and what the loop reads at a time
         assert httpx.get(f"{single.url}/health", timeout=60).status_code == 200
         client.leave("reset")
         gate.open()
