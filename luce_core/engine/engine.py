@@ -259,7 +259,11 @@ class LuceEngine:
                 continue
             seq = self.waiting.pop(item.seq, None) or self.running[item.seq]
             if item.seq not in self.running:
-                self._start(seq)
+                try:
+                    self._start(seq)
+                except Exception as error:  # noqa: BLE001 - the request boundary: parameters no table holds
+                    self._fail_step([seq], error)
+                    continue
             missing = len(seq.tokens) - 1 - self.blocks.length(self._handle(seq))
             if missing > 0:
                 prefill.append((seq, min(item.rows, missing)))

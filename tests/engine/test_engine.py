@@ -386,3 +386,15 @@ def test_priority_goes_first(toy):
         rig.engine.step()
         order += [n for n, answer in enumerate(late) if answer.is_done and n not in order]
     assert order[0] == 2
+
+
+@pytest.mark.parametrize("bad", [{"top_k": 10**30}, {"seed": -(2**70)}, {"logit_bias": {2**40: 1.0}}], ids=str)
+def test_parameters_no_table_holds_cost_their_own_request_only(toy, bad):
+    """Callers check before they submit; the engine trusts nobody."""
+    rig, law = toy("pages", max_sequences=2)
+    good = rig.submit((5, 6, 7), 8)
+    answer = rig.submit((5, 6, 7), 8, SamplingParams(**{"temperature": 1.0, **bad}))
+    rig.run()
+    assert answer.done.reason == "error"
+    assert good.ids == law.greedy([5, 6, 7], 8)
+    assert rig.generate((9, 9)) == [law.greedy([9, 9], 16)]
