@@ -17,6 +17,9 @@ def request_problem(request: GenerationRequest, context: int, vocab: int) -> str
     bad = next((token for token in request.prompt if not 0 <= token < vocab), None)
     if bad is not None:
         return f"Token {bad} is outside the vocabulary of {vocab}."
+    bad = next((token for token in request.params.logit_bias if not 0 <= token < vocab), None)
+    if bad is not None:
+        return f"Token {bad} of logit_bias is outside the vocabulary of {vocab}."
     if request.keys and len(request.keys) != len(request.prompt):
         return f"{len(request.keys)} cache keys for {len(request.prompt)} prompt tokens. Send one per token."
     if request.max_tokens < 0:

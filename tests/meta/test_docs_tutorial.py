@@ -147,7 +147,9 @@ def test_the_tests_of_the_finished_tutorial_pass(tmp_path):
     ini.write_text("[pytest]\naddopts = --import-mode=importlib\nfilterwarnings = error\n", encoding="utf-8")
     settings = ["-q", "-p", "no:cacheprovider", "-c", str(ini), *map(str, projects)]
     told = run(tmp_path, "-m", "pytest", *settings, path=path)
-    assert re.search(r"\b20 passed", told), told
+    passed = re.search(r"\b(\d+) passed", told)
+    assert passed, told
+    assert int(passed[1]) >= 21, told  # two contracts of the kit and the tutorial's own; the kit may grow
     assert "skipped" not in told
 
 
