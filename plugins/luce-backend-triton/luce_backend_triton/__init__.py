@@ -1,0 +1,1 @@
+"""NVIDIA GPUs for luce-core: quantized weights at the speed of the memory bus."""

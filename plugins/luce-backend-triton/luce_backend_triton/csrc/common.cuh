@@ -1,0 +1,136 @@
+// What both kernels share; compiled in front of each, with these defined: BITS 4, 5, 6, 8; TABLE 0, 1 (IQ4),
+// 2 (MXFP4); ZERO; SCALES (place in formats.SCALE_KINDS); RECORD bytes; CODES bytes of them; X_ROWS (of x at a time);
+// TILES (row tiles of a warp); WARPS (of a block); STAGES (of the ring).
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+struct __align__(16) u32x4 { u32 x, y, z, w; };
+struct __align__(8) u32x2 { u32 x, y; };
+
+#define X_BYTES 576                  // of 256 columns of a row of x; every other row begins 16 banks on
+#define X_FACTOR 544                 // where the factor of these columns lies
+#define HAS_ADD (SCALES == 1 || SCALES == 2)
+#define BY_16 (SCALES == 3)
+#define TWICE(h) ((u32)(h) * 0x00010001u)
+
+struct Out {  // y f32[m][ldy] = sum · scale + bias + residual
+  const float *scale, *bias, *residual;
+  float *y, *sums;
+  u32* arrived;  // zero between launches
+  int m, n, ldr, ldy;
+};
+
+// --- pairs of halves in a word
+
+__device__ __forceinline__ u32 sub2(u32 a, u32 b) { u32 r; asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+__device__ __forceinline__ u32 mul2(u32 a, u32 b) { u32 r; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+__device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) { u32 r; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
+__device__ __forceinline__ u32 mask_or(u32 a, u32 b, u32 c) { u32 r; asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }  // (a & b) | c
+__device__ __forceinline__ u32 low2(u32 a) { return __byte_perm(a, a, 0x1010); }
+__device__ __forceinline__ u32 high2(u32 a) { return __byte_perm(a, a, 0x3232); }
+__device__ __forceinline__ void floats(u32 a, float& low, float& high) {
+  asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(low), "=f"(high) : "r"(a));
+}
+// Halves 1024 + byte of two bytes.
+__device__ __forceinline__ u32 bytes01(u32 a) { return __byte_perm(a, 0x64646464, 0x4140); }
+__device__ __forceinline__ u32 bytes23(u32 a) { return __byte_perm(a, 0x64646464, 0x4342); }
+__device__ __forceinline__ u32 bytes02(u32 a) { return __byte_perm(a, 0x64646464, 0x4240); }
+__device__ __forceinline__ u32 bytes13(u32 a) { return __byte_perm(a, 0x64646464, 0x4341); }
+
+// --- copies that run ahead
+
+__device__ __forceinline__ void copy16(void* shared, const void* global) {
+#if __CUDA_ARCH__ >= 800
+  u32 to = (u32)__cvta_generic_to_shared(shared);
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global));
+#else
+  *(u32x4*)shared = *(const u32x4*)global;
+#endif
+}
+__device__ __forceinline__ void commit() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;");
+#endif
+}
+__device__ __forceinline__ void wait() {  // for all but the newest STAGES - 2 groups
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+#endif
+}
+__device__ __forceinline__ void wait_all() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;");
+#endif
+}
+__device__ __forceinline__ void copy_record(u8* to, const u8* from, int lane) {
+#pragma unroll
+  for (int j = 0; j < RECORD / 512; j++) copy16(to + j * 512 + lane * 16, from + j * 512 + lane * 16);
+  if (RECORD % 512 && lane * 16 < RECORD % 512) copy16(to + RECORD / 512 * 512 + lane * 16, from + RECORD / 512 * 512 + lane * 16);
+}
+
+// --- one launch beside the next: what follows may start when all blocks of this one have, and reads results of the one
+// before it only from here on
+
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// --- codebooks as bytes: value + 128
+
+#if TABLE == 1
+#define T0 0x3f2d1801u
+#define T1 0x766a5d4fu
+#define T2 0xa6998d81u
+#define T3 0xf1d9c5b5u
+#elif TABLE == 2
+#define T0 0x83828180u
+#define T1 0x8c888684u
+#define T2 0x7d7e7f80u
+#define T3 0x74787a7cu
+#endif
+#if TABLE
+__device__ __forceinline__ void look_up(u32 word, u32& first, u32& second) {
+  u32 select = word & 0x77777777, half = ((word & 0x88888888) >> 1) | 0x32103210;
+  first = __byte_perm(__byte_perm(T0, T1, select), __byte_perm(T2, T3, select), half);
+  select >>= 16, half >>= 16;
+  second = __byte_perm(__byte_perm(T0, T1, select), __byte_perm(T2, T3, select), half);
+}
+#endif
+
+// --- sharing the work
+//
+// A unit is one record (of each tile) of one owner of rows: units 0 .. blocks - 1 are the first owner's, and so on.
+// Every worker takes the same number of them in a row, so most owners' sums come from two or three workers. Those leave
+// theirs in `sums`, and the last to arrive adds them up, always in the same order. There are no more workers than units.
+
+__device__ __forceinline__ int first_unit(int worker, int workers, int units) { return (int)((long long)units * worker / workers); }
+__device__ __forceinline__ int worker_of(int unit, int workers, int units) { return (int)(((long long)(unit + 1) * workers - 1) / units); }
+
+// Whether this warp is the last of `parts` to have left its sums.
+__device__ __forceinline__ bool is_last(u32* arrived, int parts, int lane) {
+  __threadfence();
+  __syncwarp();
+  u32 before = 0;
+  if (lane == 0) before = atomicAdd(arrived, 1u);
+  before = __shfl_sync(~0u, before, 0);
+  if (before != parts - 1) return false;
+  __threadfence();
+  if (lane == 0) *arrived = 0;
+  return true;
+}
+
+__device__ __forceinline__ void finish(const Out& out, float v, int row, int col) {
+  if (row >= out.n || col >= out.m) return;
+  if (out.scale) v *= *out.scale;
+  if (out.bias) v += out.bias[row];
+  if (out.residual) v += out.residual[(size_t)col * out.ldr + row];
+  out.y[(size_t)col * out.ldy + row] = v;
+}

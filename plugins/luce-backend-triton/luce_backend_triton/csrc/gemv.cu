@@ -1,0 +1,268 @@
+// y = x · Wᵀ for one to four rows of x and a quantized W, in integers: dp4a.
+//
+// Weights lie as in mma.cu, and lane (g, t) has the same ones. x is two signed bytes, 256 · high + low, with one factor
+// per 256 columns: a rounding of 1/65024 of their largest. So products and sums are exact, over all 256 columns where a
+// group's scale is an integer too, and only records meet in floats.
+//
+// A warp walks alone: a ring of records in shared memory, no barrier but the first, where the block's x arrives.
+
+#define X_WORDS 512  // [c][h][t] of (high 0-3, high 4-7, low 0-3, low 4-7); then i32[8] Σ x of groups
+#if TABLE
+#define CODE_ZERO 128
+#else
+#define CODE_ZERO ZERO
+#endif
+#define NEGATED ((u32)((256 - CODE_ZERO) & 255) * 0x01010101u)  // -zero four times: fits a signed byte
+#define INTEGER (SCALES == 2 || SCALES == 3 || SCALES == 4)
+
+__device__ __forceinline__ int dot(u32 codes, u32 x, int c) {  // unsigned codes
+  int r;
+  asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(codes), "r"(x), "r"(c));
+  return r;
+}
+__device__ __forceinline__ int zeros(u32 x, int c) {
+  int r;
+  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(NEGATED), "r"(x), "r"(c));
+  return r;
+}
+
+// Eight codes as bytes: weights 0-3 in `first`, 4-7 in `second`.
+__device__ __forceinline__ void bytes(u32& first, u32& second, u32 word, u32 more, u32 high, int a) {
+#if BITS == 8
+  first = word, second = more;
+#elif TABLE
+  look_up(word, first, second);
+#else
+  first = word & 0x0f0f0f0f, second = (word >> 4) & 0x0f0f0f0f;
+#if BITS > 4
+#pragma unroll
+  for (int j = 0; j < 2; j++) {
+    const int field = (BITS - 4) * (BITS == 5 ? 2 * a + j : 2 * (a & 1) + j);
+    const u32 bits = field > 4 ? high >> (field - 4) : high << (4 - field);
+    if (j) second = mask_or(bits, BITS == 5 ? 0x10101010 : 0x30303030, second);
+    else first = mask_or(bits, BITS == 5 ? 0x10101010 : 0x30303030, first);
+  }
+#endif
+#endif
+}
+
+struct RowScales { u32 word[4]; float d, add; };
+
+__device__ __forceinline__ RowScales row_scales(const u8* at, int row) {
+  RowScales s;
+#if SCALES == 2
+  floats(((const u32*)at)[row], s.d, s.add);
+  u32x2 w = ((const u32x2*)(at + 64))[row * 2];
+  s.word[0] = w.x, s.word[1] = w.y;
+#elif SCALES == 3
+  floats(((const u16*)at)[row], s.d, s.add);
+  u32x4 w = ((const u32x4*)(at + 32))[row];
+  s.word[0] = w.x ^ 0x80808080, s.word[1] = w.y ^ 0x80808080, s.word[2] = w.z ^ 0x80808080, s.word[3] = w.w ^ 0x80808080;
+#elif SCALES == 4
+  floats(((const u16*)at)[row], s.d, s.add);
+  u32x2 w = ((const u32x2*)(at + 32))[row];
+  s.word[0] = w.x, s.word[1] = w.y;
+#elif SCALES == 5
+  u32x2 w = ((const u32x2*)at)[row];
+  s.word[0] = w.x, s.word[1] = w.y;
+#else
+  u32x4 w = ((const u32x4*)at)[row];
+  s.word[0] = w.x, s.word[1] = w.y, s.word[2] = w.z, s.word[3] = w.w;
+#endif
+  return s;
+}
+
+__device__ __forceinline__ int byte_of(u32 word, int i) { return (word >> 8 * i) & 255; }
+// Of group i (of 32, or of 16).
+__device__ __forceinline__ int integer_scale(const RowScales& s, int i) {
+#if SCALES == 3
+  return (int)(signed char)byte_of(s.word[i >> 2], i & 3);
+#elif SCALES == 4
+  return byte_of(s.word[i >> 2], i & 3) - 32;
+#else
+  return byte_of(s.word[i >> 2], i & 3);
+#endif
+}
+__device__ __forceinline__ float float_scale(const RowScales& s, int i) {
+  float low, high;
+#if SCALES == 5
+  floats((u32)byte_of(s.word[i >> 2], i & 3) << 10, low, high);
+  return low;
+#else
+  floats(s.word[i >> 1], low, high);
+  return i & 1 ? high : low;
+#endif
+}
+
+__device__ __forceinline__ void multiply(float (&total)[2][X_ROWS], const u8* record, const u8* x, int lane) {
+  const int g = lane >> 2, t = lane & 3;
+  const u8* scales = record + CODES;
+  const RowScales s[2] = {row_scales(scales, g), row_scales(scales, g + 8)};
+#if INTEGER
+  int high[2][X_ROWS] = {}, low[2][X_ROWS] = {};
+#else
+  float sum[2][X_ROWS] = {};
+#endif
+#pragma unroll
+  for (int group = 0; group < 8; group++) {
+    const int c = group >> 1, h = group & 1;
+    u32x4 b[X_ROWS];
+    int z[X_ROWS][4] = {};
+#pragma unroll
+    for (int n = 0; n < X_ROWS; n++) {
+      b[n] = *(const u32x4*)(x + n * X_BYTES + group * 64 + t * 16);
+#if CODE_ZERO
+      z[n][0] = zeros(b[n].x, 0), z[n][1] = zeros(b[n].z, 0);
+#if BY_16
+      z[n][2] = zeros(b[n].y, 0), z[n][3] = zeros(b[n].w, 0);
+#else
+      z[n][0] = zeros(b[n].y, z[n][0]), z[n][1] = zeros(b[n].w, z[n][1]);
+#endif
+#endif
+    }
+#if BITS == 8
+    const u32x4 v = ((const u32x4*)record)[c * 64 + h * 32 + lane];
+    const u32 word[2] = {v.x, v.z}, more[2] = {v.y, v.w};
+#else
+    const u32x2 v = ((const u32x2*)record)[(c * 32 + lane) * 2 + h];
+    const u32 word[2] = {v.x, v.y}, more[2] = {0, 0};
+#endif
+    u32 plane = 0;
+#if BITS == 5
+    plane = ((const u32*)(record + 2048))[c * 32 + lane];
+#elif BITS == 6
+    plane = ((const u32*)(record + 2048))[(c * 32 + lane) * 2 + h];
+#endif
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      u32 first, second;
+      bytes(first, second, word[i], more[i], plane, 2 * h + i);
+#pragma unroll
+      for (int n = 0; n < X_ROWS; n++) {
+#if BY_16
+        const int s0 = integer_scale(s[i], 2 * group), s1 = integer_scale(s[i], 2 * group + 1);
+        high[i][n] += dot(first, b[n].x, z[n][0]) * s0 + dot(second, b[n].y, z[n][2]) * s1;
+        low[i][n] += dot(first, b[n].z, z[n][1]) * s0 + dot(second, b[n].w, z[n][3]) * s1;
+#else
+        const int a = dot(first, b[n].x, dot(second, b[n].y, z[n][0])), e = dot(first, b[n].z, dot(second, b[n].w, z[n][1]));
+#if INTEGER
+        const int scale = integer_scale(s[i], group);
+        high[i][n] += a * scale, low[i][n] += e * scale;
+#else
+        sum[i][n] += float_scale(s[i], group) * (float)(a * 256 + e);
+#endif
+#endif
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < X_ROWS; n++) {
+    const float factor = *(const float*)(x + n * X_BYTES + X_FACTOR);
+#if HAS_ADD
+    const u32x2 groups = *(const u32x2*)(x + n * X_BYTES + X_WORDS + t * 8);
+#endif
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#if INTEGER
+      float v = (256.f * (float)high[i][n] + (float)low[i][n]) * s[i].d;
+#else
+      float v = sum[i][n];
+#endif
+#if SCALES == 2
+      const u32 two = ((const u16*)(scales + 64))[(g + 8 * i) * 8 + 4 + t];
+      v += s[i].add * (float)((int)groups.x * (int)(two & 255) + (int)groups.y * (int)(two >> 8));
+#elif SCALES == 1
+      float a0, a1;
+      floats(((const u32*)(scales + 256))[(g + 8 * i) * 4 + t], a0, a1);
+      v += a0 * (float)(int)groups.x + a1 * (float)(int)groups.y;
+#endif
+      total[i][n] += factor * v;
+    }
+  }
+}
+
+// The sums of tile `tile`, as worker `worker` of `workers`.
+__device__ __forceinline__ void flush(const Out& out, float (&total)[2][X_ROWS], int tile, int tiles, int blocks, int worker,
+                                      int workers, int parts_room, int first_row, int lane) {
+  const int units = tiles * blocks;
+  const int first = worker_of(tile * blocks, workers, units), parts = worker_of(tile * blocks + blocks - 1, workers, units) - first + 1;
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int n = 0; n < X_ROWS; n++) {
+      total[i][n] += __shfl_xor_sync(~0u, total[i][n], 1);
+      total[i][n] += __shfl_xor_sync(~0u, total[i][n], 2);
+    }
+  const int g = lane >> 2;
+  const bool writes = (lane & 3) == 0;
+  if (parts > 1) {
+    const float* at = out.sums + ((size_t)blockIdx.z * tiles + tile) * parts_room * (16 * X_ROWS) + g;
+    float* own = (float*)at + (worker - first) * (16 * X_ROWS);
+#pragma unroll
+    for (int i = 0; i < 2 * X_ROWS; i++)
+      if (writes) __stcg(own + i * 8, (&total[0][0])[i]);
+    if (!is_last(out.arrived + blockIdx.z * tiles + tile, parts, lane)) return;
+#pragma unroll
+    for (int i = 0; i < 2 * X_ROWS; i++) (&total[0][0])[i] = 0.f;
+#pragma unroll 1
+    for (int part = 0; part < parts; part++, at += 16 * X_ROWS)
+#pragma unroll
+      for (int i = 0; i < 2 * X_ROWS; i++) (&total[0][0])[i] += __ldcg(at + i * 8);
+  }
+  if (!writes) return;
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int n = 0; n < X_ROWS; n++) finish(out, total[i][n], tile * 16 + g + 8 * i, first_row + n);
+}
+
+// Grid: (blocks, 1, blocks of X_ROWS rows of x). A worker is a warp, an owner one tile. x: [blocks][m][X_BYTES], of 256
+// columns each, as above, and at X_FACTOR the f32 that x is to be multiplied with. Shared memory: all of x, then the
+// rings. sums: f32[z][tile][parts_room][16 · X_ROWS]; arrived: u32[z][tile].
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tiles, int blocks, int parts_room) {
+  extern __shared__ __align__(16) u8 shared[];
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int first_row = blockIdx.z * X_ROWS, live = min(out.m - first_row, X_ROWS);
+  const int units = tiles * blocks, workers = min(gridDim.x * WARPS, units), worker = min(blockIdx.x * WARPS + warp, workers);
+  const int begin = first_unit(worker, workers, units), end = worker < workers ? first_unit(worker + 1, workers, units) : begin;
+  let_next_start();
+  u8* ring = shared + X_ROWS * blocks * X_BYTES + warp * STAGES * RECORD;
+
+  const u8* source = records + (size_t)begin * RECORD;
+  int left = end - begin;
+  u8* to = ring;
+  auto fetch = [&]() {
+    if (left > 0) copy_record(to, source, lane);
+    commit();
+    source += RECORD;
+    left--;
+    to = to == ring + (STAGES - 1) * RECORD ? ring : to + RECORD;
+  };
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) fetch();
+  wait_for_previous();
+  for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
+    const int block = i / (live * (X_BYTES / 16)), piece = i % (live * (X_BYTES / 16));
+    copy16(shared + block * X_ROWS * X_BYTES + piece * 16, x + ((size_t)block * out.m + first_row) * X_BYTES + piece * 16);
+  }
+  commit();
+  wait_all();
+  __syncthreads();
+  float total[2][X_ROWS] = {};
+  const u8* record = ring;
+  int tile = begin / blocks, block = begin % blocks;
+  for (int i = begin; i < end; i++) {
+    wait();
+    __syncwarp();
+    fetch();
+    multiply(total, record, shared + block * X_ROWS * X_BYTES, lane);
+    record = record == ring + (STAGES - 1) * RECORD ? ring : record + RECORD;
+    if (++block == blocks || i == end - 1) {
+      flush(out, total, tile, tiles, blocks, worker, workers, parts_room, first_row, lane);
+      tile++, block = 0;
+#pragma unroll
+      for (int j = 0; j < 2 * X_ROWS; j++) (&total[0][0])[j] = 0.f;
+    }
+  }
+}

@@ -1,0 +1,300 @@
+// y = x · Wᵀ for some rows of x (8 to 32 at a time) and a quantized W, on tensor cores.
+//
+// W lies in records of 16 rows × 256 columns (formats.py). A warp owns TILES row tiles and walks along columns; all
+// warps of a block are at the same columns. A stage of the ring in shared memory holds the next record of every warp
+// and the columns of x that go with it. Codes become exact halves by bit operations (a code in the mantissa of 1024,
+// less 1024 and the zero), mma.m16n8k16 multiplies them with x, and a group's scale is applied to its sum: nothing but
+// x is rounded. Minima are one more product, with Σ x of every group. The rows of W are the mma's M, those of x its N.
+//
+// Lane (g = lane / 4, t = lane % 4) holds rows g and g + 8 of W and columns 4 t .. 4 t + 3 of each 16. x is given in
+// that order: every 32 as [t][half][4], so that a lane's eight are one load.
+
+#define COLS (X_ROWS / 8)
+#define STAGE_BYTES (WARPS * TILES * RECORD + X_ROWS * X_BYTES)
+#define BIAS TWICE(0x6400 + (TABLE ? 128 : ZERO))  // 1024 + zero; there one step of a half is 1
+#define BIAS_64 TWICE(0xD400 + ZERO * 16)          // -(64 + zero); there it is 1/16
+#define SIXTEENTH TWICE(0x2C00)
+
+// d = c + a · b
+__device__ __forceinline__ void mma8(float (&d)[4], const float (&c)[4], u32 a0, u32 a1, u32 b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "r"(a0), "r"(a1), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+__device__ __forceinline__ void mma(float (&d)[4], const float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+#else
+  mma8(d, c, a0, a1, b0);
+  mma8(d, d, a2, a3, b1);
+#endif
+}
+
+// --- scales of one row of a record
+
+#if SCALES == 4 || SCALES == 5 || SCALES == 2
+#define SCALE_WORDS 2
+#else
+#define SCALE_WORDS 4
+#endif
+
+struct RowScales { u32 word[SCALE_WORDS]; u32 d; };
+
+__device__ __forceinline__ RowScales row_scales(const u8* at, int row) {
+  RowScales s;
+#if SCALES == 2
+  s.d = low2(((const u32*)at)[row]);
+  at += 64;
+  u32x2 w = ((const u32x2*)at)[row * 2];
+#elif SCALES == 3 || SCALES == 4
+  s.d = low2(((const u16*)at)[row]);
+  at += 32;
+#endif
+#if SCALES == 4 || SCALES == 5
+  u32x2 w = ((const u32x2*)at)[row];
+#endif
+#if SCALE_WORDS == 4
+  u32x4 w = ((const u32x4*)at)[row];
+  s.word[2] = w.z, s.word[3] = w.w;
+#endif
+  s.word[0] = w.x, s.word[1] = w.y;
+  return s;
+}
+
+// Scales of 64 columns: of 32 each, or of 16 each (BY_16).
+__device__ __forceinline__ void group_scales(const RowScales& s, int c, float (&scale)[BY_16 ? 4 : 2]) {
+#if SCALES <= 1
+  floats(s.word[c], scale[0], scale[1]);
+#elif BY_16
+  floats(mul2(sub2(bytes01(s.word[c]), TWICE(0x6480)), s.d), scale[0], scale[1]);
+  floats(mul2(sub2(bytes23(s.word[c]), TWICE(0x6480)), s.d), scale[2], scale[3]);
+#else
+  u32 two = c & 1 ? bytes23(s.word[c >> 1]) : bytes01(s.word[c >> 1]);
+#if SCALES == 5
+  two = (two & 0x00ff00ff) << 10;
+#else
+  two = mul2(sub2(two, TWICE(SCALES == 4 ? 0x6420 : 0x6400)), s.d);
+#endif
+  floats(two, scale[0], scale[1]);
+#endif
+}
+
+// What is added to groups 2 t and 2 t + 1 of a row, as halves.
+__device__ __forceinline__ u32 row_adds(const u8* at, int row, int t) {
+#if SCALES == 1
+  return ((const u32*)(at + 256))[row * 4 + t];
+#elif SCALES == 2
+  u32 two = bytes01(((const u16*)(at + 64))[row * 8 + 4 + t]);
+  return mul2(sub2(two, TWICE(0x6400)), high2(((const u32*)at)[row]));
+#else
+  return 0;
+#endif
+}
+
+// Eight codes as halves: weights 0-3 to w[0] and w[2], 4-7 to w[1] and w[3]. word, more: the codes (8 bits: two words);
+// high: the plane of high bits that has the fields of word a; magic: 0x64006400.
+__device__ __forceinline__ void halves(u32 (&w)[4], u32 word, u32 more, u32 high, int a, u32 magic) {
+#if BITS == 8
+  w[0] = bytes02(word), w[2] = bytes13(word), w[1] = bytes02(more), w[3] = bytes13(more);
+#elif TABLE
+  look_up(word, word, more);
+  w[0] = bytes02(word), w[2] = bytes13(word), w[1] = bytes02(more), w[3] = bytes13(more);
+#else
+#pragma unroll
+  for (int j = 0; j < 4; j++) {  // odd ones stay where they are, four bits up: 1024 + 16 · code
+    w[j] = mask_or(j & 2 ? word >> 8 : word, j & 1 ? 0x00f000f0 : 0x000f000f, magic);
+#if BITS > 4
+    const int field = (BITS - 4) * (BITS == 5 ? 2 * a + (j & 1) : 2 * (a & 1) + (j & 1)) + (j & 2 ? 8 : 0), place = j & 1 ? 8 : 4;
+    const u32 mask = (BITS == 5 ? 0x00010001u : 0x00030003u) << place;
+    w[j] = mask_or(field > place ? high >> (field - place) : high << (place - field), mask, w[j]);
+#endif
+  }
+#endif
+#pragma unroll
+  for (int j = 0; j < 4; j++) w[j] = BITS != 8 && !TABLE && j & 1 ? fma2(w[j], SIXTEENTH, BIAS_64) : sub2(w[j], BIAS);
+}
+
+// One record of each tile. x: this lane's row of each block of 8, from its t on; sums: its Σ x of groups 2 t, 2 t + 1;
+// factor: of this lane's two columns of the product.
+__device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u8* record, const u8* x, const u8* sums,
+                                         const u8* factor, int lane, u32 magic) {
+  const int g = lane >> 2;
+  const float zero[4] = {0.f, 0.f, 0.f, 0.f};
+  float acc[TILES][COLS][4];
+  RowScales s[TILES][2];
+#pragma unroll
+  for (int r = 0; r < TILES; r++) {
+    const u8* at = record + r * RECORD + CODES;
+    s[r][0] = row_scales(at, g), s[r][1] = row_scales(at, g + 8);
+#if HAS_ADD
+    const u32 a0 = row_adds(at, g, lane & 3), a1 = row_adds(at, g + 8, lane & 3);
+#endif
+#pragma unroll
+    for (int n = 0; n < COLS; n++) {
+#if HAS_ADD
+      mma8(acc[r][n], zero, a0, a1, *(const u32*)(sums + n * 8 * X_BYTES));
+#else
+      acc[r][n][0] = acc[r][n][1] = acc[r][n][2] = acc[r][n][3] = 0.f;
+#endif
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < 4; c++) {
+    u32x4 b[2][COLS];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int n = 0; n < COLS; n++) b[h][n] = *(const u32x4*)(x + n * 8 * X_BYTES + c * 128 + h * 64);
+#pragma unroll
+    for (int r = 0; r < TILES; r++) {
+      const u8* codes = record + r * RECORD;
+      float scale[2][BY_16 ? 4 : 2];
+      group_scales(s[r][0], c, scale[0]);
+      group_scales(s[r][1], c, scale[1]);
+      u32 high[2] = {0, 0};
+#if BITS != 8
+      const u32x4 four = ((const u32x4*)codes)[c * 32 + lane];
+#endif
+#if BITS == 5
+      high[0] = high[1] = ((const u32*)(codes + 2048))[c * 32 + lane];
+#elif BITS == 6
+      const u32x2 two = ((const u32x2*)(codes + 2048))[c * 32 + lane];
+      high[0] = two.x, high[1] = two.y;
+#endif
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        u32 w[2][4];  // [row][pair]
+#if BITS == 8
+        const u32x4 v = ((const u32x4*)codes)[c * 64 + h * 32 + lane];
+        halves(w[0], v.x, v.y, 0, 0, magic);
+        halves(w[1], v.z, v.w, 0, 0, magic);
+#else
+        halves(w[0], h ? four.z : four.x, 0, high[h], 2 * h, magic);
+        halves(w[1], h ? four.w : four.y, 0, high[h], 2 * h + 1, magic);
+#endif
+#pragma unroll
+        for (int n = 0; n < COLS; n++) {
+          float d[4];
+          mma(d, zero, w[0][0], w[1][0], w[0][2], w[1][2], b[h][n].x, b[h][n].y);
+#if BY_16
+#pragma unroll
+          for (int j = 0; j < 4; j++) acc[r][n][j] += scale[j >> 1][2 * h] * d[j];
+          mma(d, zero, w[0][1], w[1][1], w[0][3], w[1][3], b[h][n].z, b[h][n].w);
+#else
+          mma(d, d, w[0][1], w[1][1], w[0][3], w[1][3], b[h][n].z, b[h][n].w);
+#endif
+#pragma unroll
+          for (int j = 0; j < 4; j++) acc[r][n][j] += scale[j >> 1][BY_16 ? 2 * h + 1 : h] * d[j];
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < COLS; n++) {
+    const float f[2] = {*(const float*)(factor + n * 8 * X_BYTES), *(const float*)(factor + (n * 8 + 1) * X_BYTES)};
+#pragma unroll
+    for (int r = 0; r < TILES; r++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) total[r][n][j] += f[j & 1] * acc[r][n][j];
+  }
+}
+
+// The sums of this warp's rows over blocks from .. to of them, as worker `blockIdx.x`.
+__device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS][4], int owner, int blocks, int units, int workers,
+                                      int parts_room, int first_row, int warp, int lane) {
+  const int first = worker_of(owner * blocks, workers, units), last = worker_of(owner * blocks + blocks - 1, workers, units);
+  const int parts = last - first + 1, mine = owner * WARPS + warp;
+  if (parts > 1) {
+    const int owners = units / blocks;
+    const size_t base = ((size_t)blockIdx.z * owners * WARPS + mine) * parts_room;
+    const float* at = out.sums + base * (TILES * COLS * 128) + lane;
+    float* own = (float*)at + (size_t)(blockIdx.x - first) * (TILES * COLS * 128);
+#pragma unroll
+    for (int i = 0; i < TILES * COLS * 4; i++) __stcg(own + i * 32, (&total[0][0][0])[i]);
+    if (!is_last(out.arrived + blockIdx.z * owners * WARPS + mine, parts, lane)) return;
+#pragma unroll
+    for (int i = 0; i < TILES * COLS * 4; i++) (&total[0][0][0])[i] = 0.f;
+#pragma unroll 1
+    for (int part = 0; part < parts; part++, at += TILES * COLS * 128)
+#pragma unroll
+      for (int i = 0; i < TILES * COLS * 4; i++) (&total[0][0][0])[i] += __ldcg(at + i * 32);
+  }
+#pragma unroll
+  for (int r = 0; r < TILES; r++)
+#pragma unroll
+    for (int i = 0; i < COLS; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        finish(out, total[r][i][j], (mine * TILES + r) * 16 + (lane >> 2) + (j & 2 ? 8 : 0), first_row + 8 * i + 2 * (lane & 3) + (j & 1));
+}
+
+// Grid: (workers, 1, blocks of X_ROWS rows of x). A worker is a thread block, an owner WARPS · TILES tiles.
+// x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, f16[8] Σ x of groups, and at X_FACTOR the
+// f32 that x is to be multiplied with; zero beyond W's columns. Rows of shared memory beyond x hold anything: what
+// comes of them is dropped. sums: f32[z][owner][warp][parts_room][TILES · COLS · 128]; arrived: u32[z][owner][warp].
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tiles, int blocks, int parts_room) {
+  extern __shared__ __align__(16) u8 shared[];
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int first_row = blockIdx.z * X_ROWS, live = min(out.m - first_row, X_ROWS);
+  const int units = (tiles + WARPS * TILES - 1) / (WARPS * TILES) * blocks;
+  const int workers = min(gridDim.x, units);
+  if (blockIdx.x >= workers) return;
+  const int begin = first_unit(blockIdx.x, workers, units), end = first_unit(blockIdx.x + 1, workers, units);
+  let_next_start();
+  u32 magic;  // in a register, so that one instruction masks a code and sets it
+  asm volatile("mov.b32 %0, 0x64006400;" : "=r"(magic));
+  float total[TILES][COLS][4] = {};
+
+  int owner = begin / blocks, block = begin % blocks;  // of the next copy
+  int left = end - begin;
+  const u8* source[TILES];
+  auto aim = [&]() {
+#pragma unroll
+    for (int r = 0; r < TILES; r++)
+      source[r] = records + ((size_t)min((owner * WARPS + warp) * TILES + r, tiles - 1) * blocks + block) * RECORD;
+  };
+  aim();
+  const int pieces = live * (X_BYTES / 16);
+  u8* to = shared;
+  auto fetch = [&](bool first) {
+    if (left > 0) {
+#pragma unroll
+      for (int r = 0; r < TILES; r++) {
+        copy_record(to + (warp * TILES + r) * RECORD, source[r], lane);
+        source[r] += RECORD;
+      }
+      if (first) wait_for_previous();
+      const u8* rows = x + ((size_t)block * out.m + first_row) * X_BYTES;
+#pragma unroll
+      for (int i = 0; i < X_ROWS * (X_BYTES / 16); i += 32 * WARPS) {
+        const int piece = i + threadIdx.x;
+        if (piece < pieces) copy16(to + WARPS * TILES * RECORD + piece * 16, rows + piece * 16);
+      }
+      if (++block == blocks) block = 0, owner++, aim();
+    }
+    commit();
+    left--;
+    to = to == shared + (STAGES - 1) * STAGE_BYTES ? shared : to + STAGE_BYTES;
+  };
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) fetch(i == 0);
+  const u8* stage = shared;
+  int at = begin % blocks, who = begin / blocks;
+  for (int i = begin; i < end; i++) {
+    wait();
+    __syncthreads();
+    fetch(false);
+    const u8* slab = stage + WARPS * TILES * RECORD;
+    multiply(total, stage + warp * TILES * RECORD, slab + g * X_BYTES + t * 16, slab + g * X_BYTES + 512 + t * 4,
+             slab + 2 * t * X_BYTES + X_FACTOR, lane, magic);
+    stage = stage == shared + (STAGES - 1) * STAGE_BYTES ? shared : stage + STAGE_BYTES;
+    if (++at == blocks || i == end - 1) {
+      flush(out, total, who, blocks, units, workers, parts_room, first_row, warp, lane);
+      at = 0, who++;
+#pragma unroll
+      for (int j = 0; j < TILES * COLS * 4; j++) (&total[0][0][0])[j] = 0.f;
+    }
+  }
+}

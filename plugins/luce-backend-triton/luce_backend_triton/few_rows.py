@@ -1,0 +1,207 @@
+"""Few rows of x against a packed matrix: the kernels of csrc/gemv.cu and csrc/mma.cu, their shapes and their input."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from luce_backend_triton import nvrtc
+from luce_backend_triton.formats import FORMATS, RECORD_COLS, SCALE_KINDS, RecordFormat
+
+GEMV_ROWS = 4
+"""Most rows of x for the integer kernel; more go to the tensor cores."""
+MMA_ROWS = 32
+"""Most rows of x in one pass over the weights; more make more passes."""
+X_BYTES = 576
+X_FACTOR = 544
+"""csrc/common.cuh."""
+
+Kind = Literal["gemv", "mma"]
+
+
+@frozen
+class Shape:
+    """How one kernel is cut. See csrc/common.cuh."""
+
+    kind: Kind
+    x_rows: int
+    """Rows of x in one pass: any for gemv, a multiple of 8 for mma."""
+    tiles: int
+    """Row tiles of a warp; 1 for gemv."""
+    warps: int
+    stages: int
+
+    def shared_bytes(self, fmt: RecordFormat, blocks: int) -> int:
+        """Of one thread block, for a matrix `blocks` records wide."""
+        records = self.warps * self.tiles * fmt.record_bytes * self.stages
+        x = blocks if self.kind == "gemv" else self.stages
+        return records + x * self.x_rows * X_BYTES
+
+    def owners(self, tiles: int) -> int:
+        """Owners of rows: a tile for gemv, a thread block's tiles for mma."""
+        return tiles if self.kind == "gemv" else -(-tiles // (self.warps * self.tiles))
+
+    def workers(self, blocks: int) -> int:
+        """Of `blocks` thread blocks."""
+        return blocks * self.warps if self.kind == "gemv" else blocks
+
+
+def defines(fmt: RecordFormat, shape: Shape) -> dict[str, int]:
+    """What the sources are compiled with."""
+    return {
+        "BITS": fmt.bits,
+        "TABLE": 0 if not fmt.table else 2 if fmt.name == "MXFP4" else 1,
+        "ZERO": fmt.zero,
+        "SCALES": SCALE_KINDS.index(fmt.scales),
+        "RECORD": fmt.record_bytes,
+        "CODES": fmt.code_bytes,
+        "X_ROWS": shape.x_rows,
+        "TILES": shape.tiles,
+        "WARPS": shape.warps,
+        "STAGES": shape.stages,
+    }
+
+
+OVERLAP = True
+FUNCTIONS = {"gemv": "gemv", "mma": "mma_linear"}
+
+class _Out(ctypes.Structure):
+    """`Out` of csrc/common.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("scale", "bias", "residual", "y", "sums", "arrived")),
+        *((name, ctypes.c_int) for name in ("m", "n", "ldr", "ldy")),
+    )
+
+
+POINTER, INT = ctypes.c_void_p, ctypes.c_int
+
+
+@lru_cache(maxsize=None)
+def kernel(device: int, name: str, variant: Shape) -> nvrtc.Kernel:
+    """The kernel for one format and shape on one device, compiled and loaded once."""
+    major, minor = torch.cuda.get_device_capability(device)
+    image = nvrtc.cubin(variant.kind, f"sm_{major}{minor}", defines(FORMATS[name], variant))
+    most = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().query()  # the context exists
+        return nvrtc.Kernel(image, FUNCTIONS[variant.kind], most, overlaps=major >= 9 and OVERLAP)
+
+
+# --- x
+
+
+def columns(k: int) -> int:
+    """Columns of x in whole records."""
+    return -(-k // RECORD_COLS) * RECORD_COLS
+
+
+def prepare(x: Tensor, kind: Kind) -> Tensor:
+    """f32[m, k] -> u8[blocks, m, X_BYTES]. Plain torch: what the Triton kernel is checked against."""
+    m, k = x.shape
+    wide = columns(k)
+    full = torch.zeros(m, wide, device=x.device)
+    full[:, :k] = x
+    full = full.view(m, -1, RECORD_COLS).transpose(0, 1)  # [blocks, m, 256]
+    out = torch.zeros(*full.shape[:2], X_BYTES, dtype=torch.uint8, device=x.device)
+    top = full.abs().amax(-1)
+    parts = _halves(full, top) if kind == "mma" else _integers(full, top)
+    for at, part in zip((0, 512, X_FACTOR), parts, strict=True):
+        data = part.contiguous().view(torch.uint8)
+        out[..., at : at + data.shape[-1]] = data
+    return out
+
+
+TOP = 512.0
+"""The largest of 256 lies within 1/2 .. 1 of it: 32 of them still add up to less than an f16's largest."""
+STEPS = 127 * 256.0
+"""The largest of 256 columns in two bytes."""
+
+
+def _halves(x: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    power = torch.where(top > 0, torch.exp2(torch.ceil(torch.log2(top))), 1.0) / TOP
+    scaled = (x / power[..., None]).to(torch.float16)
+    sums = scaled.unflatten(-1, (8, 32)).float().sum(-1).to(torch.float16)
+    ordered = scaled.unflatten(-1, (8, 2, 4, 4)).transpose(-3, -2).flatten(-4)
+    return ordered, sums, power[..., None]
+
+
+def _integers(x: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    factor = torch.where(top > 0, top, 1.0) / STEPS
+    whole = torch.round(x / factor[..., None]).int()
+    high = torch.div(whole + 128, 256, rounding_mode="floor")
+    low = whole - 256 * high
+    both = torch.stack((high, low), -2).to(torch.int8)  # [..., 2, 256]
+    both = both.unflatten(-1, (8, 2, 4, 4))[..., [0, 2, 1, 3]]  # [..., high or low, group, half, t, byte]
+    return _words(both), whole.unflatten(-1, (8, 32)).sum(-1).int(), factor[..., None]
+
+
+def _words(both: Tensor) -> Tensor:
+    """[..., high or low, group, half, t, byte] -> [..., group, t, high or low, half, byte], flat."""
+    lead = both.dim() - 5
+    order = (*range(lead), lead + 1, lead + 3, lead, lead + 2, lead + 4)
+    return both.permute(order).flatten(lead)
+
+
+# --- launching
+
+
+class Workspace:
+    """Partial sums and arrival counters of one device, kept as large as ever needed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.sums = torch.empty(1 << 20, device=device)
+        self.arrived = torch.zeros(1 << 14, dtype=torch.int32, device=device)
+
+    def take(self, count: int, blocks: int) -> tuple[int, int]:
+        """Pointers to f32[count] and to `blocks` zeroed counters."""
+        if self.sums.numel() < count:
+            self.sums = torch.empty(count, device=self.device)
+        if self.arrived.numel() < blocks:
+            self.arrived = torch.zeros(blocks, dtype=torch.int32, device=self.device)
+        return self.sums.data_ptr(), self.arrived.data_ptr()
+
+
+@lru_cache(maxsize=None)
+def workspace(device: torch.device) -> Workspace:
+    """The one workspace of a device: launches on one stream share it."""
+    return Workspace(device)
+
+
+def launch(
+    name: str,
+    records: Tensor,
+    rows: int,
+    x: Tensor,
+    y: Tensor,
+    shape: Shape,
+    grid: int,
+    *,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> None:
+    """y f32[m, rows] (any row stride) = x Wᵀ · scale + bias + residual, by `grid` thread blocks; x as `prepare`
+    makes it.
+    """
+    blocks, m, _ = x.shape
+    tiles, device = records.shape[0], records.device
+    owners, workers, passes = shape.owners(tiles), shape.workers(grid), -(-m // shape.x_rows)
+    room = min(-(-workers // owners) + 1, blocks)
+    each = 16 * shape.x_rows * (1 if shape.kind == "gemv" else shape.tiles * shape.warps)
+    counters = passes * owners * (1 if shape.kind == "gemv" else shape.warps)
+    sums, arrived = workspace(device).take(passes * owners * room * each, counters)
+    given = (None if extra is None else extra.data_ptr() for extra in (scale, bias, residual))
+    ldr = 0 if residual is None else residual.stride(0)
+    out = _Out(*given, y.data_ptr(), sums, arrived, m, rows, ldr, y.stride(0))
+    args = [POINTER(records.data_ptr()), POINTER(x.data_ptr()), out, INT(tiles), INT(blocks), INT(room)]
+    stream = torch.cuda.current_stream(device).cuda_stream
+    kernel(device.index or 0, name, shape).launch(
+        (grid, 1, passes), 32 * shape.warps, shape.shared_bytes(FORMATS[name], blocks), stream, args
+    )

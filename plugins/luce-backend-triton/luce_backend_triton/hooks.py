@@ -1,0 +1,105 @@
+"""What the plugin declares. Imports neither torch nor triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from luce_backend_triton import devices, nvrtc
+from luce_backend_triton.options import TritonOptions
+from luce_core.contracts import (
+    API,
+    BackendPlan,
+    DeviceInfo,
+    Equivalence,
+    OpImpl,
+    OpLayer,
+    PlanPatch,
+    PluginInfo,
+    Problem,
+)
+from luce_core.hookspecs import hookimpl
+
+OP_LAYERS = "execution.op_layers"
+OPS = (
+    "pack_linear", "pack_group", "linear", "table_rows", "norm_linear", "linear_out", "gated_mlp", "head",
+)  # fmt: skip
+LAYERS = {"triton": "CUDA", "triton-portable": "PORTABLE"}
+
+
+@hookimpl
+def luce_plugin_info() -> PluginInfo:
+    return PluginInfo(name="triton", api=API, options=TritonOptions)
+
+
+@hookimpl
+def luce_register_devices() -> list[DeviceInfo]:
+    measured = devices.read_measured()
+    found = []
+    for card in devices.cards():
+        bytes_s, provenance = devices.bandwidth(card, measured)
+        major, minor = card.capability
+        found.append(
+            DeviceInfo(
+                id=f"cuda:{card.index}",
+                name=f"{card.name}, compute capability {major}.{minor}",
+                memory_bytes=card.memory_bytes,
+                bandwidth_bytes_s=bytes_s,
+                features=devices.features(card),
+                rank=100,
+                provenance=provenance,
+            )
+        )
+    return found
+
+
+@hookimpl
+def luce_register_ops() -> list[OpLayer]:
+    summaries = {
+        "triton": "quantized weights in the file's precision; few rows in CUDA C++, many through f16 products",
+        "triton-portable": "the same without CUDA C++: Triton alone",
+    }
+    return [
+        OpLayer(
+            name,
+            tuple(OpImpl(op, f"luce_backend_triton.ops:{ops}.{op}") for op in OPS),
+            Equivalence.ROUNDING,
+            frozenset({"triton"}),
+            summaries[name],
+        )
+        for name, ops in LAYERS.items()
+    ]
+
+
+@hookimpl
+def luce_extend_plan(plan: BackendPlan) -> Sequence[PlanPatch]:
+    if not _is_ours(plan):
+        return []
+    if plan.values["deterministic"]:
+        why = "a row's bits depend on how many others there are, so --deterministic takes the f32 reference"
+        return [PlanPatch(OP_LAYERS, (), why)]
+    asked = plan.values["triton.kernels"]
+    if asked == "triton":
+        return [PlanPatch(OP_LAYERS, ("triton-portable",), "--triton-kernels triton")]
+    version = nvrtc.compiler_version()
+    if asked == "auto" and not version:
+        return [PlanPatch(OP_LAYERS, ("triton-portable",), "NVRTC was not found; few rows are slower in Triton")]
+    return [PlanPatch(OP_LAYERS, ("triton",), f"CUDA C++ by NVRTC {version}")]
+
+
+@hookimpl
+def luce_check_plan(plan: BackendPlan) -> Sequence[Problem]:
+    if not _is_ours(plan):
+        return []
+    problems = []
+    if "triton" in plan.values[OP_LAYERS] and not nvrtc.compiler_version():
+        problems.append(
+            Problem(
+                "Op layer 'triton' compiles CUDA C++, but NVRTC was not found beside torch or in a CUDA toolkit.",
+                "Install nvidia-cuda-nvrtc, set CUDA_HOME, or choose --triton-kernels triton.",
+            )
+        )
+    return problems
+
+
+def _is_ours(plan: BackendPlan) -> bool:
+    return {device.partition(":")[0] for device in plan.models[0].layer_device} == {"cuda"}

@@ -1,0 +1,245 @@
+"""Triton kernels: the input of few rows, dense weights, and a product that needs neither CUDA C++ nor a GPU.
+
+All of them run in Triton's interpreter too. Values are f32 from the load on; dots take f16 on a device and f32
+in the interpreter, which multiplies halves as they are and bf16 wrongly.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+DOT_F32 = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def activated(gate, up, ACT: tl.constexpr, CLAMP: tl.constexpr, limit):
+    """act(gate) · up. CLAMP: 0 none, 1 before the activation, 2 after it."""
+    if CLAMP == 1:
+        gate = tl.minimum(gate, limit)
+    if ACT == "silu":
+        y = gate / (1 + tl.exp(tl.minimum(-gate, 80.0)))
+    elif ACT == "gelu":
+        y = 0.5 * gate * (1 + tl.math.erf(gate * 0.7071067811865476))
+    elif ACT == "gelu_tanh":
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        y = gate / (1 + tl.exp(tl.minimum(-2 * inner, 80.0)))
+    else:
+        tl.static_assert(ACT == "relu")
+        y = tl.maximum(gate, 0.0)
+    if CLAMP == 2:
+        y = tl.minimum(y, limit)
+    if CLAMP != 0:
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+    return y * up
+
+
+@triton.jit
+def root_mean(x, k, eps, CHUNK: tl.constexpr):
+    """1 / sqrt(mean(x²) + eps) of one row."""
+    total = tl.zeros((CHUNK,), tl.float32)
+    for start in range(0, k, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        v = tl.load(x + at, mask=at < k, other=0.0).to(tl.float32)
+        total += v * v
+    return 1 / tl.sqrt(tl.sum(total, 0) / k + eps)
+
+
+@triton.jit
+def values(
+    x, up, weight, at, k, inverse, limit,
+    NORM: tl.constexpr, ACT: tl.constexpr, CLAMP: tl.constexpr,
+):  # fmt: skip
+    """Columns `at` of one row of the input: normed, or act(x) · up."""
+    v = tl.load(x + at, mask=at < k, other=0.0).to(tl.float32)
+    if NORM:
+        v = v * inverse * tl.load(weight + at, mask=at < k, other=0.0)
+    if ACT != "":
+        u = tl.load(up + at, mask=at < k, other=0.0).to(tl.float32)
+        v = activated(v, u, ACT, CLAMP, limit)
+    return v
+
+
+@triton.jit
+def power_of_two(top):
+    """The smallest power of two not below `top`; 1 for 0."""
+    bits = (top.to(tl.int32, bitcast=True) + 0x7FFFFF) >> 23
+    power = (tl.maximum(bits, 32) << 23).to(tl.float32, bitcast=True)
+    return tl.where(top > 0, power, 1.0)
+
+
+@triton.jit
+def prepare(
+    x, up, weight, out16, out32, out8, m, k, ldx, eps, limit,
+    MMA: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr, CLAMP: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One row, one block of 256 columns -> X_BYTES, as csrc/mma.cu or csrc/gemv.cu wants them.
+
+    out16, out32, out8: views of the same u8[blocks, m, 576].
+    """
+    row, block = tl.program_id(0), tl.program_id(1)
+    x += row.to(tl.int64) * ldx
+    up += row.to(tl.int64) * ldx
+    inverse = 1.0
+    if NORM:
+        inverse = root_mean(x, k, eps, CHUNK)
+    p = tl.arange(0, 256)
+    group, t, half, e = p // 32, p % 32 // 8, p % 8 // 4, p % 4
+    at = (block * m + row).to(tl.int64)
+    if not MMA:
+        e = ((e & 1) << 1) | (e >> 1)
+    column = block * 256 + group * 32 + half * 16 + t * 4 + e
+    v = values(x, up, weight, column, k, inverse, limit, NORM, ACT, CLAMP)
+    top = tl.max(tl.abs(v), 0)
+    if MMA:
+        factor = power_of_two(top) / 512
+        h = (v / factor).to(tl.float16)
+        sums = tl.sum(tl.reshape(h.to(tl.float32), (8, 32)), 1)
+        tl.store(out16 + at * 288 + p, h)
+        tl.store(out16 + at * 288 + 256 + tl.arange(0, 8), sums.to(tl.float16))
+    else:
+        factor = tl.where(top > 0, top, 1.0) / 32512
+        whole = tl.floor(v / factor + 0.5).to(tl.int32)
+        high = (whole + 128) >> 8
+        byte = at * 576 + group * 64 + t * 16 + half * 4 + p % 4
+        tl.store(out8 + byte, high.to(tl.int8))
+        tl.store(out8 + byte + 8, (whole - high * 256).to(tl.int8))
+        sums = tl.sum(tl.reshape(whole, (8, 32)), 1)
+        tl.store(out32 + at * 144 + 128 + tl.arange(0, 8), sums.to(tl.float32, bitcast=True))
+    tl.store(out32 + at * 144 + 136, factor)
+
+
+@triton.jit
+def prepare_dense(
+    x, up, weight, out, factors, k, wide, ldx, eps, limit,
+    NORM: tl.constexpr, ACT: tl.constexpr, CLAMP: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One row -> f16[wide] · its factor, a power of two that keeps every value an f16; zero beyond k."""
+    row = tl.program_id(0).to(tl.int64)
+    x += row * ldx
+    up += row * ldx
+    inverse = 1.0
+    if NORM:
+        inverse = root_mean(x, k, eps, CHUNK)
+    top = tl.zeros((CHUNK,), tl.float32)
+    for start in range(0, k, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        top = tl.maximum(top, tl.abs(values(x, up, weight, at, k, inverse, limit, NORM, ACT, CLAMP)))
+    factor = power_of_two(tl.max(top, 0)) / 4096
+    for start in range(0, wide, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        v = values(x, up, weight, at, k, inverse, limit, NORM, ACT, CLAMP) / factor
+        tl.store(out + row * wide + at, v.to(tl.float16), mask=at < wide)
+    tl.store(factors + row, factor)
+
+
+@triton.jit
+def decode(
+    records, halves, table, row, block, blocks,
+    RECORD: tl.constexpr, CODES: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr, ZERO: tl.constexpr,
+    SCALES: tl.constexpr,
+):  # fmt: skip
+    """Rows `row` [R] of W in one block of columns -> f32[R, 256]. records u8 and halves f16: the same bytes."""
+    k = tl.arange(0, 256)[None, :]
+    base = ((row // 16).to(tl.int64) * blocks + block)[:, None] * RECORD
+    rr = (row % 16)[:, None]
+    g, hi = rr % 8, rr // 8
+    c, h, s, t, e = k // 64, k % 64 // 32, k % 32 // 16, k % 16 // 4, k % 4
+    byte = ((e & 1) << 1) | (e >> 1)
+    lane = g * 4 + t
+    if BITS == 8:
+        code = tl.load(records + base + c * 1024 + h * 512 + lane * 16 + hi * 8 + s * 4 + byte).to(tl.int32)
+    elif TABLE:
+        word = base + c * 512 + lane * 16 + (h * 2 + hi) * 4
+        code = (tl.load(records + word + s * 2 + byte // 2).to(tl.int32) >> (4 * (byte % 2))) & 15
+    else:
+        word = base + c * 512 + lane * 16 + (h * 2 + hi) * 4
+        code = (tl.load(records + word + byte).to(tl.int32) >> (4 * s)) & 15
+    if BITS == 5:
+        plane = tl.load(records + base + 2048 + (c * 32 + lane) * 4 + byte).to(tl.int32)
+        code += ((plane >> (2 * (2 * h + hi) + s)) & 1) << 4
+    if BITS == 6:
+        plane = tl.load(records + base + 2048 + (c * 32 + lane) * 8 + h * 4 + byte).to(tl.int32)
+        code += ((plane >> (2 * (2 * hi + s))) & 3) << 4
+    if TABLE:
+        value = tl.load(table + code)
+    else:
+        value = (code - ZERO).to(tl.float32)
+    at = base + CODES
+    group = k // 32
+    if SCALES == 0:
+        value = value * tl.load(halves + at // 2 + rr * 8 + group).to(tl.float32)
+    elif SCALES == 1:
+        scale = tl.load(halves + at // 2 + rr * 8 + group).to(tl.float32)
+        value = value * scale + tl.load(halves + at // 2 + 128 + rr * 8 + group).to(tl.float32)
+    elif SCALES == 2:
+        d = tl.load(halves + at // 2 + rr * 2).to(tl.float32)
+        low = tl.load(halves + at // 2 + rr * 2 + 1).to(tl.float32)
+        scale = tl.load(records + at + 64 + rr * 16 + group).to(tl.float32)
+        minimum = tl.load(records + at + 72 + rr * 16 + group).to(tl.float32)
+        value = value * (d * scale) + low * minimum
+    elif SCALES == 3:
+        d = tl.load(halves + at // 2 + rr).to(tl.float32)
+        value = value * (d * (tl.load(records + at + 32 + rr * 16 + k // 16).to(tl.float32) - 128))
+    elif SCALES == 4:
+        d = tl.load(halves + at // 2 + rr).to(tl.float32)
+        value = value * (d * (tl.load(records + at + 32 + rr * 8 + group).to(tl.float32) - 32))
+    else:
+        bits = tl.load(records + at + rr * 8 + group).to(tl.int16) << 10
+        value = value * bits.to(tl.float16, bitcast=True).to(tl.float32)
+    return value
+
+
+@triton.jit
+def dequantize(
+    records, halves, table, ids, out, count, first, cols, blocks, ldo,
+    IDS: tl.constexpr, ROWS: tl.constexpr, RECORD: tl.constexpr, CODES: tl.constexpr, BITS: tl.constexpr,
+    TABLE: tl.constexpr, ZERO: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """Rows first .. first + count of W, or rows `ids`, one block of columns -> out [count, ldo]."""
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    block = tl.program_id(1)
+    row = first + tl.minimum(place, count - 1)
+    if IDS:
+        row = tl.load(ids + tl.minimum(place, count - 1)).to(tl.int32)
+    value = decode(records, halves, table, row, block, blocks, RECORD, CODES, BITS, TABLE, ZERO, SCALES)
+    column = block * 256 + tl.arange(0, 256)
+    to = out + place[:, None].to(tl.int64) * ldo + column[None, :]
+    tl.store(to, value.to(out.dtype.element_ty), mask=(place < count)[:, None] & (column < cols)[None, :])
+
+
+@triton.jit
+def linear(
+    x, factors, records, halves, table, y, scale, bias, residual, m, n, blocks, ldr, ldy,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, M: tl.constexpr,
+    ROWS: tl.constexpr, RECORD: tl.constexpr, CODES: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr,
+    ZERO: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """y = x Wᵀ · scale + bias + residual for M rows of x and ROWS of W. x f16[m, 256 · blocks] · factors[m]."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    who = tl.program_id(1) * M + tl.arange(0, M)
+    inside, live = row < n, who < m
+    column = tl.arange(0, 256)
+    total = tl.zeros((M, ROWS), tl.float32)
+    for block in range(0, blocks):
+        last = (n + 15) // 16 * 16 - 1
+        w = decode(
+            records, halves, table, tl.minimum(row, last), block, blocks, RECORD, CODES, BITS, TABLE, ZERO,
+            SCALES,
+        )  # fmt: skip
+        at = who[:, None].to(tl.int64) * (blocks * 256) + block * 256 + column[None, :]
+        given = tl.load(x + at, mask=live[:, None], other=0.0)
+        if DOT_F32:
+            total += tl.dot(given.to(tl.float32), tl.trans(w), input_precision="ieee")
+        else:
+            total += tl.dot(given, tl.trans(w.to(tl.float16)))
+    total *= tl.load(factors + who, mask=live, other=0.0)[:, None]
+    if HAS_SCALE:
+        total *= tl.load(scale)
+    if HAS_BIAS:
+        total += tl.load(bias + row, mask=inside, other=0.0)[None, :]
+    both = live[:, None] & inside[None, :]
+    if HAS_RESIDUAL:
+        total += tl.load(residual + who[:, None].to(tl.int64) * ldr + row[None, :], mask=both, other=0.0)
+    tl.store(y + who[:, None].to(tl.int64) * ldy + row[None, :], total, mask=both)

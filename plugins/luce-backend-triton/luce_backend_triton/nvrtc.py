@@ -1,0 +1,192 @@
+"""CUDA C++ compiled at run time: NVRTC and the driver through ctypes, so that no compiler need be installed.
+
+NVRTC comes with torch's CUDA wheels. Compiled modules are kept under `~/.cache/luce-core/triton`, named by a
+hash of source, definitions, architecture and compiler. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from luce_core.errors import EngineError
+
+SOURCES = Path(__file__).parent / "csrc"
+
+
+def cache_folder() -> Path:
+    """Where compiled modules and measurements are kept."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "luce-core" / "triton"
+
+
+def nvrtc_paths() -> list[str]:
+    """Where libnvrtc may be: torch's wheels, a CUDA toolkit, the loader's path; the first that opens wins."""
+    found: list[str] = []
+    for entry in sys.path:
+        found += sorted(map(str, Path(entry or ".").glob("nvidia/*/lib/libnvrtc.so.*[0-9]")), reverse=True)
+    for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
+        if home:
+            found += sorted(map(str, Path(home).glob("lib64/libnvrtc.so.*[0-9]")), reverse=True)
+    if name := ctypes.util.find_library("nvrtc"):
+        found.append(name)
+    return [path for path in found if "builtins" not in path]
+
+
+@lru_cache(maxsize=1)
+def nvrtc() -> ctypes.CDLL | None:
+    """The compiler, or None where there is none."""
+    for path in nvrtc_paths():
+        try:
+            return ctypes.CDLL(path)
+        except OSError:
+            continue
+    return None
+
+
+def compiler_version() -> str:
+    """For the cache's key and the banner; "" without a compiler."""
+    lib = nvrtc()
+    if lib is None:
+        return ""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
+
+
+def compile_cuda(source: str, name: str, arch: str, defines: Mapping[str, int]) -> bytes:
+    """-> a cubin for `arch` ("sm_90"). Raises EngineError with the compiler's log."""
+    lib = nvrtc()
+    if lib is None:
+        raise EngineError(
+            "No CUDA compiler: libnvrtc was not found beside torch or in a CUDA toolkit. Install the wheel "
+            "nvidia-cuda-nvrtc, or set CUDA_HOME to a toolkit."
+        )
+    program = ctypes.c_void_p()
+    args = (source.encode(), f"{name}.cu".encode(), 0, None, None)
+    if status := lib.nvrtcCreateProgram(ctypes.byref(program), *args):
+        raise EngineError(f"NVRTC refused {name!r} with status {status}.")
+    try:
+        options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{k}={v}" for k, v in defines.items())]
+        array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if lib.nvrtcCompileProgram(program, len(options), array):
+            log = _text(lib, "ProgramLog", program).decode(errors="replace").strip("\0\n")
+            raise EngineError(f"Kernel {name!r} does not compile for {arch} with {dict(defines)}:\n{log}")
+        return _text(lib, "CUBIN", program)
+    finally:
+        lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _text(lib: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    getattr(lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    getattr(lib, f"nvrtcGet{what}")(program, buffer)
+    return buffer.raw
+
+
+def cubin(name: str, arch: str, defines: Mapping[str, int]) -> bytes:
+    """The compiled module of `csrc/NAME.cu` behind `common.cuh`, from the cache or made now."""
+    source = (SOURCES / "common.cuh").read_text() + (SOURCES / f"{name}.cu").read_text()
+    key = "\n".join((source, arch, compiler_version(), repr(sorted(defines.items()))))
+    path = cache_folder() / f"{name}-{arch}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    made = compile_cuda(source, name, arch, defines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(made)
+    Path(file.name).replace(path)
+    return made
+
+
+# --- the driver
+
+
+@lru_cache(maxsize=1)
+def driver() -> ctypes.CDLL | None:
+    """libcuda, initialized; None without a usable driver."""
+    try:
+        lib = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return None if lib.cuInit(0) else lib
+
+
+def check(lib: ctypes.CDLL, status: int, what: str) -> None:
+    """Raise EngineError with the driver's words when `status` says failure."""
+    if status:
+        words = ctypes.c_char_p()
+        lib.cuGetErrorString(status, ctypes.byref(words))
+        why = (words.value or b"unknown").decode()
+        raise EngineError(f"{what} failed with CUDA status {status} ({why}).")
+
+
+MAX_SHARED = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+STATIC_SHARED = 1 << 10
+"""Left for what kernels declare themselves."""
+
+
+class Kernel:
+    """One compiled function, loaded into the current context.
+
+    most_shared: bytes of shared memory a thread block may have on this device; overlaps: whether the kernel knows
+    how to wait for the launch in front of it.
+    """
+
+    def __init__(self, image: bytes, function: str, most_shared: int, overlaps: bool) -> None:
+        lib = driver()
+        if lib is None:
+            raise EngineError("The CUDA driver is not usable: libcuda.so.1 is missing or finds no device.")
+        self._lib = lib
+        self._overlaps = int(overlaps)
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        check(lib, lib.cuModuleLoadData(ctypes.byref(self._module), image), f"Loading kernel {function!r}")
+        found = lib.cuModuleGetFunction(ctypes.byref(self._function), self._module, function.encode())
+        check(lib, found, f"Finding kernel {function!r}")
+        status = lib.cuFuncSetAttribute(self._function, MAX_SHARED, most_shared - STATIC_SHARED)
+        check(lib, status, f"Asking for {most_shared - STATIC_SHARED} bytes of shared memory for {function!r}")
+
+    def launch(
+        self, grid: Sequence[int], threads: int, shared_bytes: int, stream: int, args: Sequence[Any]
+    ) -> None:
+        """Launch with `args`, ctypes values in the order of the kernel's parameters.
+
+        On sm_90 and newer it may start before the launch in front of it has ended, and waits for that one's
+        results where it needs them.
+        """
+        pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
+        config = _Config(*grid, threads, 1, 1, shared_bytes, stream, ctypes.pointer(_OVERLAP), self._overlaps)
+        status = self._lib.cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None)
+        if status:
+            check(self._lib, status, f"Launching a kernel with {shared_bytes} bytes of shared memory")
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_OVERLAP = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1, b"")

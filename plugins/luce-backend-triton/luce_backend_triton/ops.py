@@ -1,0 +1,155 @@
+"""Op layers `triton` and `triton-portable`: linears on packed weights, with what stands around them fused in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from luce_backend_triton import measure, product
+from luce_backend_triton.matrix import Dense, Group, Matrix, pack_matrix, pack_members
+from luce_backend_triton.product import ACTS, Rows
+from luce_core.contracts import Clamp, Linear, LinearGroup, Norm, RawLinear
+from luce_core.ops import coarse
+
+
+class Layer:
+    """The ops of one layer. cuda: few rows go through CUDA C++."""
+
+    def __init__(self, cuda: bool) -> None:
+        self.cuda = cuda
+
+    # --- weights
+
+    def pack_linear(self, ops: Any, raw: RawLinear) -> Matrix | Dense:
+        """The file's bytes in records on the device; floats and unknown formats as floats."""
+        measure.once(torch.device(raw.device))
+        return pack_matrix(raw, ops.dequantize)
+
+    def pack_group(self, ops: Any, members: tuple[Linear, ...]) -> Group | None:
+        """One launch for neighbours of one format."""
+        return pack_members(members)
+
+    def table_rows(self, ops: Any, table: Linear, ids: Tensor) -> Tensor:
+        """Rows `ids` i32[...] of the matrix, times its scale -> f32[..., in]."""
+        packed = table.packed
+        if isinstance(packed, Dense):
+            rows = F.embedding(ids, packed.weight).float()
+        else:
+            rows = product.table_rows(packed, ids.reshape(-1).int()).view(*ids.shape, table.in_features)
+        return rows if table.scale is None else rows * table.scale
+
+    # --- products
+
+    def linear(self, ops: Any, x: Tensor, w: Linear) -> Tensor:
+        """x [..., in] -> f32[..., out] = (x Wᵀ) · scale + bias."""
+        flat = x.reshape(-1, w.in_features)
+        return self._one(ops, _rows(flat), w).view(*x.shape[:-1], w.out_features)
+
+    def _one(self, ops: Any, rows: Rows, w: Linear, residual: Tensor | None = None) -> Tensor:
+        packed = w.packed
+        if isinstance(packed, Matrix):
+            return product.product(packed, rows, self.cuda, scale=w.scale, bias=w.bias, residual=residual)
+        x = _plain(ops, rows)
+        y = F.linear(x.to(packed.weight.dtype), packed.weight).float()
+        if w.scale is not None:
+            y = y * w.scale
+        if w.bias is not None:
+            y = y + w.bias
+        return y if residual is None else y + residual
+
+    def _all(self, ops: Any, rows: Rows, group: LinearGroup) -> tuple[Tensor, ...]:
+        if not isinstance(group.packed, Group):
+            return tuple(self._one(ops, rows, member) for member in group.members)
+        found: list[Tensor] = []
+        for part in group.packed.parts:
+            y = product.product(part.matrix, rows, self.cuda, bias=part.bias)
+            found += y.split([member.out_features for member in part.members], 1)
+        return tuple(found)
+
+    def norm_linear(self, ops: Any, x: Tensor, norm: Norm | None, w: LinearGroup) -> tuple[Tensor, ...]:
+        """One [T, out] per member of `w`, of norm(x)."""
+        return self._all(ops, _rows(x, norm), w)
+
+    def linear_out(
+        self,
+        ops: Any,
+        y: Tensor,
+        w: Linear,
+        residual: Tensor | None = None,
+        post: Norm | None = None,
+        scale: Any = 1.0,
+    ) -> Tensor:
+        """(residual + post(W y)) · scale -> [T, E]."""
+        return self._out(ops, _rows(y), w, residual, post, scale)
+
+    def _out(
+        self, ops: Any, rows: Rows, w: Linear, residual: Tensor | None, post: Norm | None, scale: Any
+    ) -> Tensor:
+        fused = residual if post is None else None
+        out = self._one(ops, rows, w, None if fused is None else _flat(fused))
+        if post is not None:
+            out = ops.rms(out, post)
+            if residual is not None:
+                out = ops.add(residual, out)
+        if isinstance(scale, Tensor) or scale != 1.0:
+            out = ops.scale(out, scale)
+        return out
+
+    def gated_mlp(
+        self,
+        ops: Any,
+        x: Tensor,
+        norm: Norm | None,
+        gate_up: LinearGroup,
+        down: Linear,
+        residual: Tensor | None = None,
+        post: Norm | None = None,
+        act: str = "silu",
+        clamp: Clamp | None = None,
+        scale: Any = 1.0,
+    ) -> Tensor:
+        """(residual + post(down(act(gate n) · up n))) · scale, n = norm(x) -> [T, E]."""
+        if act not in ACTS:
+            return coarse.gated_mlp(ops, x, norm, gate_up, down, residual, post, act, clamp, scale)
+        gate, up = self._all(ops, _rows(x, norm), gate_up)
+        if gate.stride() != up.stride():
+            gate, up = gate.contiguous(), up.contiguous()
+        return self._out(ops, Rows(gate, None, up, act, clamp), down, residual, post, scale)
+
+    def head(
+        self, ops: Any, x: Tensor, norm: Norm | None, w: Linear, softcap: float = 0.0, scale: float = 1.0
+    ) -> Tensor:
+        """[R, E] -> f32[R, V]."""
+        logits = self._one(ops, _rows(x, norm), w)
+        if scale != 1.0:
+            logits = ops.scale(logits, scale)
+        return ops.softcap(logits, softcap) if softcap else logits
+
+
+def _flat(x: Tensor) -> Tensor:
+    """f32, columns side by side."""
+    x = x.float()
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _rows(x: Tensor, norm: Norm | None = None) -> Rows:
+    return Rows(_flat(x), norm)
+
+
+def _plain(ops: Any, rows: Rows) -> Tensor:
+    """The input itself, for matrices kept as floats."""
+    x = rows.x
+    if rows.norm is not None:
+        x = ops.rms(x, rows.norm)
+    if rows.up is not None:
+        x = ops.act_mul(x, rows.up, rows.act, rows.clamp)
+    return x
+
+
+CUDA = Layer(cuda=True)
+PORTABLE = Layer(cuda=False)
+
+__all__ = ["CUDA", "PORTABLE", "Layer"]

@@ -1,0 +1,177 @@
+"""x Wᵀ: which kernel, fed with what. One `Rows` is one input, however many matrices it meets."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+from attrs import define, field
+from torch import Tensor
+
+from luce_backend_triton import few_rows, kernels, shapes
+from luce_backend_triton.few_rows import X_BYTES, Kind
+from luce_backend_triton.formats import RECORD_COLS, blocks_of
+from luce_backend_triton.matrix import Matrix
+from luce_core.contracts import Clamp, Norm
+
+CHUNK = 1024
+"""Columns a program of a row kernel reads at a time."""
+PORTABLE_LIMIT = 64
+"""Most rows the Triton product takes; more go through dense weights."""
+SCRATCH_BYTES = 512 << 20
+"""Of dense f16 weights that are made at a time."""
+ACTS = ("silu", "gelu", "gelu_tanh", "relu")
+
+
+@define(eq=False)
+class Rows:
+    """One input [m, k] of linears: x, or norm(x), or act(x) · up; made ready once for each kernel that asks."""
+
+    x: Tensor
+    """f32[m, k], rows at any stride."""
+    norm: Norm | None = None
+    up: Tensor | None = None
+    act: str = ""
+    clamp: Clamp | None = None
+    _few: dict[Kind, Tensor] = field(factory=dict)
+    _dense: tuple[Tensor, Tensor] | None = None
+
+    def _common(self) -> tuple[tuple[Tensor, Tensor, Tensor], float, float, dict[str, object]]:
+        x = self.x
+        up = x if self.up is None else self.up
+        weight = x if self.norm is None else self.norm.weight
+        modes = {"before": 1, "after": 2}
+        constants = {
+            "NORM": self.norm is not None,
+            "ACT": self.act,
+            "CLAMP": modes[self.clamp.at] if self.clamp else 0,
+            "CHUNK": CHUNK,
+        }
+        limit = self.clamp.limit if self.clamp else 0.0
+        return (x, up, weight), self.norm.eps if self.norm else 0.0, limit, constants
+
+    def few(self, kind: Kind) -> Tensor:
+        """As csrc/gemv.cu or csrc/mma.cu wants it."""
+        if kind not in self._few:
+            (x, up, weight), eps, limit, constants = self._common()
+            m, k = x.shape
+            blocks = blocks_of(k)
+            out = torch.empty(blocks, m, X_BYTES, dtype=torch.uint8, device=x.device)
+            views = (out.view(torch.float16), out.view(torch.float32), out.view(torch.int8))
+            kernels.prepare[(m, blocks)](
+                x, up, weight, *views, m, k, x.stride(0), eps, limit, MMA=kind == "mma", num_warps=4, **constants
+            )
+            self._few[kind] = out
+        return self._few[kind]
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """f16[m, columns in whole records], and the factor f32[m] of each row."""
+        if self._dense is None:
+            (x, up, weight), eps, limit, constants = self._common()
+            m, k = x.shape
+            wide = blocks_of(k) * RECORD_COLS
+            out = torch.empty(m, wide, dtype=torch.float16, device=x.device)
+            factors = torch.empty(m, dtype=torch.float32, device=x.device)
+            kernels.prepare_dense[(m,)](
+                x, up, weight, out, factors, k, wide, x.stride(0), eps, limit, num_warps=8, **constants
+            )
+            self._dense = (out, factors)
+        return self._dense
+
+
+def product(
+    matrix: Matrix,
+    rows: Rows,
+    cuda: bool,
+    *,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """-> f32[m, matrix.rows] = rows Wᵀ · scale + bias + residual. cuda: CUDA C++ may be used."""
+    m = rows.x.shape[0]
+    device = matrix.records.device
+    if cuda and device.type == "cuda" and m <= shapes.MMA_LIMIT:
+        found = shapes.choose(matrix.fmt, m, matrix.blocks, shapes.room_of(device.index or 0))
+        if found is not None:
+            shape, grid = found
+            y = torch.empty(m, matrix.rows, device=device)
+            few_rows.launch(
+                matrix.format, matrix.records, matrix.rows, rows.few(shape.kind), y, shape, grid,
+                scale=scale, bias=bias, residual=residual,
+            )  # fmt: skip
+            return y
+    if m <= PORTABLE_LIMIT:
+        return _portable(matrix, rows, scale, bias, residual)
+    y = _many(matrix, rows)
+    if scale is not None:
+        y *= scale
+    if bias is not None:
+        y += bias
+    if residual is not None:
+        y += residual
+    return y
+
+
+def _portable(
+    matrix: Matrix, rows: Rows, scale: Tensor | None, bias: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    x, factors = rows.dense()
+    m = x.shape[0]
+    y = torch.empty(m, matrix.rows, device=x.device)
+    tile = min(512, triton.next_power_of_2(matrix.rows)) if kernels.INTERPRETED else 32
+    tile, block = max(16, tile), max(16, min(64, triton.next_power_of_2(m)))
+    kernels.linear[(-(-matrix.rows // tile), -(-m // block))](
+        x, factors, *matrix.views(), y,
+        y if scale is None else scale, y if bias is None else bias, y if residual is None else residual,
+        m, matrix.rows, matrix.blocks, 0 if residual is None else residual.stride(0), y.stride(0),
+        HAS_SCALE=scale is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, M=block,
+        ROWS=tile, num_warps=4, **matrix.constants(),
+    )  # fmt: skip
+    return y
+
+
+def dense_rows(matrix: Matrix, first: int, count: int, out: Tensor) -> None:
+    """Rows first .. first + count as floats -> out [count, at least matrix.cols]."""
+    grid = (-(-count // 16), matrix.blocks)
+    kernels.dequantize[grid](
+        *matrix.views(), out, out, count, first, out.shape[1], matrix.blocks, out.stride(0), IDS=False, ROWS=16,
+        num_warps=4, **matrix.constants(),
+    )  # fmt: skip
+
+
+def table_rows(matrix: Matrix, ids: Tensor) -> Tensor:
+    """Rows `ids` i32[n] -> f32[n, cols]."""
+    out = torch.empty(ids.numel(), matrix.cols, device=ids.device)
+    rows = 16 if kernels.INTERPRETED else 1
+    kernels.dequantize[(-(-ids.numel() // rows), matrix.blocks)](
+        *matrix.views(), ids, out, ids.numel(), 0, matrix.cols, matrix.blocks, out.stride(0), IDS=True,
+        ROWS=rows, num_warps=4, **matrix.constants(),
+    )  # fmt: skip
+    return out
+
+
+@lru_cache(maxsize=None)
+def _scratch(device: torch.device, count: int) -> Tensor:
+    """f16[count], the one place of a device where dense weights are made."""
+    return torch.empty(count, dtype=torch.float16, device=device)
+
+
+def _many(matrix: Matrix, rows: Rows) -> Tensor:
+    """Weights as f16, a slice at a time, and torch's product."""
+    x, factors = rows.dense()
+    m, wide = x.shape
+    step = min(matrix.rows, max(128, SCRATCH_BYTES // 2 // wide // 128 * 128))
+    y = torch.empty(m, matrix.rows, device=x.device)
+    for first in range(0, matrix.rows, step):
+        count = min(step, matrix.rows - first)
+        need = count * wide
+        scratch = _scratch(x.device, max(need, SCRATCH_BYTES // 2 if x.is_cuda else need))[:need].view(count, wide)
+        dense_rows(matrix, first, count, scratch)
+        if x.is_cuda:
+            part = torch.mm(x, scratch.t(), out_dtype=torch.float32)
+        else:
+            part = x.float() @ scratch.float().t()
+        torch.mul(part, factors[:, None], out=y[:, first : first + count])
+    return y

@@ -1,0 +1,63 @@
+"""Compile every Triton kernel for a list of targets, without a GPU; run by test_compile.py in a fresh process.
+
+Prints one line per kernel and target: name, target, bytes of stack, "ok".
+"""
+
+from __future__ import annotations
+
+import sys
+
+import triton
+from luce_backend_triton import kernels
+from luce_backend_triton.formats import FORMATS, SCALE_KINDS
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+POINTERS = {
+    "x": "*fp32", "up": "*fp32", "weight": "*fp32", "out16": "*fp16", "out32": "*fp32", "out8": "*i8",
+    "factors": "*fp32", "records": "*u8", "halves": "*fp16", "table": "*fp32", "ids": "*i32", "y": "*fp32",
+    "scale": "*fp32", "bias": "*fp32", "residual": "*fp32", "eps": "fp32", "limit": "fp32",
+}  # fmt: skip
+
+
+def constants(name):
+    fmt = FORMATS[name]
+    return {
+        "RECORD": fmt.record_bytes, "CODES": fmt.code_bytes, "BITS": fmt.bits, "TABLE": bool(fmt.table),
+        "ZERO": fmt.zero, "SCALES": SCALE_KINDS.index(fmt.scales),
+    }  # fmt: skip
+
+
+def variants():
+    """(kernel, constants, types that differ from POINTERS)."""
+    row = {"NORM": True, "ACT": "", "CLAMP": 0, "CHUNK": 1024}
+    acts = [{**row, "NORM": False, "ACT": act, "CLAMP": clamp} for act, clamp in (("silu", 0), ("gelu", 1), ("gelu_tanh", 2))]
+    for one in (row, acts[0]):
+        yield kernels.prepare, {**one, "MMA": True}, {}
+        yield kernels.prepare, {**one, "MMA": False}, {}
+    for one in (row, *acts):
+        yield kernels.prepare_dense, one, {"out": "*fp16"}
+    for name in FORMATS:
+        yield kernels.dequantize, {**constants(name), "IDS": True, "ROWS": 1}, {"out": "*fp32"}
+        yield kernels.dequantize, {**constants(name), "IDS": False, "ROWS": 16}, {"out": "*fp16"}
+    for name in ("Q4_K", "Q6_K"):
+        has = {"HAS_SCALE": True, "HAS_BIAS": True, "HAS_RESIDUAL": True}
+        yield kernels.linear, {**constants(name), **has, "M": 16, "ROWS": 32}, {"x": "*fp16"}
+
+
+def main(targets):
+    for target in targets:
+        kind, _, arch = target.partition(":")
+        gpu = GPUTarget(kind, int(arch), 32) if kind == "cuda" else GPUTarget(kind, arch, 64)
+        for kernel, constexprs, types in variants():
+            signature = {
+                name: "constexpr" if name in constexprs else {**POINTERS, **types}.get(name, "i32")
+                for name in kernel.arg_names
+            }
+            places = {(kernel.arg_names.index(name),): value for name, value in constexprs.items()}
+            made = triton.compile(ASTSource(kernel, signature, places), target=gpu)
+            print(kernel.fn.__name__, target, sorted(made.asm)[-1], "ok", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

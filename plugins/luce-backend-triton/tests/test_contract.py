@@ -1,0 +1,46 @@
+"""The core's contracts of plugins and op layers; without a GPU, in Triton's interpreter."""
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+from luce_core.testing.dense import write_dense_model
+from luce_core.testing.op_layer import OpLayerContract
+from luce_core.testing.plugin import PluginContract
+
+
+class TestPlugin(PluginContract):
+    hooks = "luce_backend_triton.hooks"
+    distribution = "luce-backend-triton"
+
+
+class Dense(OpLayerContract):
+    """A dense model of one block format. Not collected itself: its name does not begin with Test.
+
+    On the CPU `triton` and `triton-portable` are the same code; test_ops.py calls both by name.
+    """
+
+    hooks = "luce_backend_triton.hooks"
+    arch_hooks = "luce_core.testing.dense.hooks"
+    layer: ClassVar[str] = "triton"
+    quant: ClassVar[str | None] = None
+    tolerance = 4e-3
+
+    @pytest.fixture(autouse=True)
+    def _interpreted(self) -> None:
+        if torch.cuda.is_available():
+            pytest.skip("the rig of op layers loads models on the CPU; there kernels run in the interpreter only")
+
+    def make_model(self, folder: Path) -> Path:
+        return write_dense_model(folder / "dense.gguf", quant=self.quant, layers=1)
+
+
+class TestQ4_K(Dense):  # noqa: N801
+    quant = "Q4_K"
+
+
+class TestF32(Dense):
+    tolerance = 1e-4
+    op_formats = ("F32",)

@@ -1,0 +1,118 @@
+"""Packing against the `gguf` package: every format, edges that are not whole records, groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from luce_backend_triton import formats, matrix, product
+from luce_backend_triton.formats import FORMATS
+from luce_backend_triton.matrix import Dense, Matrix
+
+from luce_core.contracts import Linear, RawLinear
+
+
+def packed(device, blocks, name, rows, cols, seed=0):
+    data = blocks(name, rows, cols, seed)
+    data.flags.writeable = False
+    return matrix.pack_matrix(RawLinear("w", name, (rows, cols), data, str(device)), no_floats), data
+
+
+def no_floats(name, data):
+    raise AssertionError(f"{name} went through floats")
+
+
+def cols_of(name):
+    return 512 if formats.BLOCKS[name][0] == 256 else 352
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_come_back_as_they_were(device, blocks, dequantized, name):
+    w, data = packed(device, blocks, name, 37, cols_of(name))
+    assert isinstance(w, Matrix)
+    ids = torch.tensor([36, 0, 17, 17, 8], dtype=torch.int32, device=device)
+    want = dequantized(data, name)[ids.cpu().numpy()]
+    np.testing.assert_allclose(product.table_rows(w, ids).cpu().numpy(), want, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "IQ4_NL"])
+def test_dense_weights_are_halves_of_whole_records(device, blocks, dequantized, name):
+    cols = cols_of(name)
+    w, data = packed(device, blocks, name, 40, cols)
+    out = torch.full((20, w.blocks * 256), float("nan"), dtype=torch.float16, device=device)
+    product.dense_rows(w, 16, 20, out)
+    want = torch.from_numpy(dequantized(data, name)[16:36].copy()).to(torch.float16)
+    torch.testing.assert_close(out[:, :cols].cpu(), want, rtol=1e-3, atol=1e-6)
+    assert not out[:, cols:].any()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_record_takes_hardly_more_than_the_files_bytes(name):
+    weights, size = formats.BLOCKS[name]
+    assert FORMATS[name].bits_per_weight <= size * 8 / weights * 1.03
+    assert FORMATS[name].record_bytes % 16 == 0
+    assert FORMATS[name].code_bytes % 16 == 0
+
+
+def test_slices_do_not_show(device, blocks, monkeypatch):
+    whole, _ = packed(device, blocks, "Q5_K", 100, 256)
+    monkeypatch.setattr(matrix, "SLICE_BYTES", 176 * 32)
+    sliced, _ = packed(device, blocks, "Q5_K", 100, 256)
+    assert torch.equal(whole.records, sliced.records)
+
+
+@pytest.mark.parametrize("exponent", [0, 113, 144, 255])
+def test_exponents_no_half_has_are_kept_as_floats(device, blocks, exponent, caplog):
+    data = blocks("MXFP4", 16, 64)
+    data[3, 0] = exponent
+    raw = RawLinear("blk.0.w", "MXFP4", (16, 64), data, str(device))
+    w = matrix.pack_matrix(raw, lambda name, given: np.zeros((16, 64), np.float32))
+    assert isinstance(w, Dense)
+    assert "'blk.0.w' is stored as MXFP4" in caplog.text
+    data[3, 1:17] = 0x80  # zero and minus zero
+    assert isinstance(matrix.pack_matrix(raw, no_floats), Matrix)
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+def test_floats_stay_as_they_are(device, blocks, dequantized, name):
+    w, data = packed(device, blocks, name, 20, 48)
+    assert isinstance(w, Dense)
+    np.testing.assert_array_equal(w.weight.float().cpu().numpy(), dequantized(data, name))
+
+
+def linear(device, blocks, name, rows, seed, bias=False, scale=None):
+    w, data = packed(device, blocks, name, rows, 256, seed)
+    b = torch.arange(rows, dtype=torch.float32, device=device) if bias else None
+    return Linear(f"w{seed}", rows, 256, name, w, b, scale), data
+
+
+def test_neighbours_of_one_format_become_one_matrix(device, blocks, dequantized):
+    pairs = [
+        linear(device, blocks, "Q4_K", 32, 0),
+        linear(device, blocks, "Q4_K", 24, 1, bias=True),
+        linear(device, blocks, "Q6_K", 16, 2),
+        linear(device, blocks, "Q4_K", 16, 3),
+    ]
+    members = tuple(pair[0] for pair in pairs)
+    group = matrix.pack_members(members)
+    assert [[one.name for one in part.members] for part in group.parts] == [["w0", "w1"], ["w2"], ["w3"]]
+    joined = group.parts[0].matrix
+    assert joined.rows == 56
+    assert group.parts[0].bias[:32].eq(0).all()
+    assert group.parts[0].bias[32:].tolist() == list(range(24))
+    assert members[1].packed.records.data_ptr() == joined.records[2:].data_ptr()
+    for member, data in pairs:
+        ids = torch.arange(member.out_features, dtype=torch.int32, device=device)
+        got = product.table_rows(member.packed, ids).cpu().numpy()
+        np.testing.assert_allclose(got, dequantized(data, member.format), rtol=1e-6, atol=1e-7)
+
+
+def test_a_member_whose_rows_are_not_whole_tiles_is_the_last_of_its_matrix(device, blocks):
+    members = tuple(linear(device, blocks, "Q8_0", rows, rows)[0] for rows in (8, 16))
+    group = matrix.pack_members(members)
+    assert [part.matrix.rows for part in group.parts] == [8, 16]
+
+
+def test_scaled_members_stay_alone(device, blocks):
+    scaled = linear(device, blocks, "Q8_0", 16, 0, scale=torch.tensor(0.5))[0]
+    assert matrix.pack_members((scaled, linear(device, blocks, "Q8_0", 16, 1)[0])) is None
