@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from luce_core.engine.scheduler import PATIENCE_ROWS
 from luce_core.engine.tenants import FREE_SHARE, QueueBook, TenantLedger
 from luce_core.errors import CapacityError
 
@@ -172,3 +174,23 @@ def test_an_id_in_use_is_a_bug() -> None:
     book.enter("a", "")
     with pytest.raises(AssertionError, match="'a' is in use"):
         book.enter("a", "")
+
+
+# --- in the engine
+
+
+def test_the_engine_lets_a_newcomer_pass_the_queue_of_another_tenant(toy: Any) -> None:
+    for tenant, passes in (("b", True), ("a", False)):
+        rig, law = toy("pages", max_sequences=2, chunk=16)
+        hog = [rig.submit([5, 6, number + 1], 100, tenant="a") for number in range(12)]
+        for _ in range(5):
+            rig.engine.step()
+        newcomer = rig.submit([9, 8, 7], 4, tenant=tenant)
+        for _ in range(PATIENCE_ROWS // 2 + 10):
+            rig.engine.step()
+        assert newcomer.is_done == passes
+        assert len(rig.engine.tenants) == 1, "b has left, and owes nothing"
+        rig.run()
+        assert newcomer.ids == law.greedy([9, 8, 7], 4)
+        assert hog[11].ids == law.greedy([5, 6, 12], 100)
+        assert len(rig.engine.tenants) == 0
