@@ -388,7 +388,10 @@ def test_priority_goes_first(toy):
     assert order[0] == 2
 
 
-@pytest.mark.parametrize("bad", [{"top_k": 10**30}, {"seed": -(2**70)}, {"logit_bias": {2**40: 1.0}}], ids=str)
+BEYOND = [{"top_k": 10**30}, {"seed": -(2**70)}, {"logit_bias": {2**40: 1.0}}]
+
+
+@pytest.mark.parametrize("bad", BEYOND, ids=str)
 def test_parameters_no_table_holds_cost_their_own_request_only(toy, bad):
     """Callers check before they submit; the engine trusts nobody."""
     rig, law = toy("pages", max_sequences=2)
