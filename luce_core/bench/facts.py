@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from luce_core.registry import Registry
 
 CPUINFO = Path("/proc/cpuinfo")
+BUSY_SHARE = 0.5
+"""Load per processor from which a result comes with a warning."""
 ROOT = Path(luce_core.__file__).parents[1]
 
 
@@ -40,6 +42,16 @@ class Host:
     """Logical processors this process may use."""
     load: float | None
     """Load of the last minute when it began; None where the system does not say."""
+
+    @property
+    def busy(self) -> str:
+        """A sentence when others were running: then a figure is one of the crowd, too. Else nothing."""
+        if self.load is None or self.load <= BUSY_SHARE * self.host_cpus:
+            return ""
+        return (
+            f"This machine was busy when it began (load {self.load:.1f} on {self.host_cpus} processors): speeds "
+            "are too low, and a ratio may say more about how threads wait than about how fast they compute."
+        )
 
 
 @frozen

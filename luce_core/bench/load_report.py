@@ -155,7 +155,7 @@ def _joules(rung: Rung) -> str:
 
 def foot(report: LoadReport) -> list[str]:
     """How tokens were counted, what the server refused, and why requests failed."""
-    lines = []
+    lines = [report.host.busy] if report.host.busy else []
     if any(rung.whole for rung in report.rungs):
         lines.append(_counting(report))
     if report.server.given_up:

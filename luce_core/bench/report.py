@@ -166,7 +166,7 @@ def table(report: Report) -> Table:
 
 def foot(report: Report) -> list[str]:
     """Gains or why there are none, and what to know."""
-    lines = []
+    lines = [report.host.busy] if report.host.busy else []
     if any(result.bound_share is not None for result in report.results):
         lines.append(
             "of bandwidth: share of what reading weights and state once per step allows plain decoding, at "

@@ -1,10 +1,15 @@
 import subprocess
 
+import pytest
+from attrs import evolve
+
 from luce_core.bench import facts
 from luce_core.bench.facts import commit_of, cpu_name, host_facts, peak_rss_bytes
 from luce_core.testing.pipeline import make_pipeline
 from luce_core.testing.plugin import registry_of
 from luce_core.testing.toy import write_toy_model
+
+from .conftest import HOST
 
 
 def git(folder, *words):
@@ -46,6 +51,16 @@ def test_the_processor_by_its_name(tmp_path):
     info.write_text("processor\t: 0\nmodel name\t: A fast one @ 3 GHz\n\nmodel name : another\n")
     assert cpu_name(info) == "A fast one @ 3 GHz"
     assert cpu_name(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("load", "busy"), [(None, False), (0.0, False), (1.0, False), (1.01, True), (9.6, True)]
+)
+def test_a_busy_machine_is_said(load, busy):
+    host = evolve(HOST, load=load, host_cpus=2)
+    assert bool(host.busy) == busy
+    if busy:
+        assert f"load {load:.1f} on 2 processors" in host.busy
 
 
 def test_memory_is_in_bytes():

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from attrs import evolve
 
 from luce_core.bench import load_report as words
 from luce_core.bench.client import parse_url
@@ -110,6 +111,10 @@ def test_every_rung_says_all_it_was_measured_on_but_no_key():
         ):
             assert name in record, name
     assert "secret" not in "\n".join(words.head(made)) + words.caption(made)
+
+
+def test_a_busy_machine_stands_below_the_table():
+    assert evolve(HOST, load=5.0).busy in words.foot(report(rung(), host=evolve(HOST, load=5.0)))
 
 
 def test_energy():

@@ -130,6 +130,11 @@ def test_energy_is_there_or_absent_and_never_zero():
     assert data["energy_absent"] == "no NVML here"
 
 
+def test_a_busy_machine_stands_below_the_table():
+    made = report([result("pp", 4)], peer=None, host=evolve(HOST, load=5.0))
+    assert words.foot(made) == [evolve(HOST, load=5.0).busy]
+
+
 def test_drafts_are_shown_with_a_warning():
     made = report([result("tg", 128, drafted=50, accepted=20)], peer=None)
     assert "40%" in words.table(made).rows[0]
