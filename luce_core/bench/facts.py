@@ -49,8 +49,8 @@ class Host:
         if self.load is None or self.load <= BUSY_SHARE * self.host_cpus:
             return ""
         return (
-            f"This machine was busy when it began (load {self.load:.1f} on {self.host_cpus} processors): speeds "
-            "are too low, and a ratio may say more about how threads wait than about how fast they compute."
+            f"This machine was busy when it began (load {self.load:.1f} on {self.host_cpus} processors): "
+            "speeds are too low, and a ratio may say more about how threads wait than about how fast they compute."
         )
 
 

@@ -131,7 +131,7 @@ def head(report: Report) -> list[str]:
     return [
         f"{subject.model}: {subject.architecture}, {subject.parameters / 1e6:,.1f} M parameters, "
         f"{subject.quant}, {show_size(subject.weight_bytes)}",
-        f"on {subject.device} ({subject.device_name}), {subject.threads} threads; {parts}",
+        f"on {subject.device} ({subject.device_name}), {_threads(subject)}; {parts}",
         f"context {subject.context}, chunk {subject.chunk}, KV {subject.k_type}/{subject.v_type}; "
         f"{report.repetitions} repetitions, seed {report.seed}",
         f"luce-core {host.luce_core}, commit {host.commit}; torch {subject.torch}; plugins {plugins}",
@@ -197,6 +197,10 @@ def _comparison(report: Report, peer: PeerFacts) -> list[str]:
     ]
 
 
+def _threads(subject: Subject) -> str:
+    return f"{subject.threads} {'thread' if subject.threads == 1 else 'threads'}"
+
+
 def _range(values: Spread) -> str:
     return f"{number(values.low)}-{number(values.high)}"
 
@@ -253,6 +257,6 @@ def caption(report: Report) -> str:
     """Under a picture: a number without its conditions is not a number."""
     host, subject = report.host, report.subject
     return (
-        f"{subject.model} {subject.quant}, {subject.device_name}, {subject.threads} threads, "
+        f"{subject.model} {subject.quant}, {subject.device_name}, {_threads(subject)}, "
         f"KV {subject.k_type}/{subject.v_type}, luce-core {host.commit}, {host.date[:10]}; median, min to max"
     )
