@@ -8,6 +8,10 @@ from luce_core.testing.arch import ArchContract
 from luce_core.testing.plugin import PluginContract
 
 FIXTURES = Path(__file__).parent / "fixtures"
+TOLERANCE = 1e-4
+"""Each value head's output is divided by its own size. One in a few hundred is close to nothing in a model
+this small, and there float32 itself differs from float64 by 3e-5 of the largest logit, however it is cut.
+"""
 
 
 class TestPlugin(PluginContract):
@@ -19,6 +23,7 @@ class TestDense(ArchContract):
     hooks = "luce_arch_qwen35.hooks"
     optional_tensors = frozenset({"output.weight"})
     tree_nodes = 4
+    tolerance = TOLERANCE
 
     def make_model(self, folder: Path) -> Path:
         return FIXTURES / "tiny-qwen35.gguf"
@@ -28,6 +33,7 @@ class TestExperts(ArchContract):
     hooks = "luce_arch_qwen35.hooks"
     optional_tensors = frozenset({"output.weight"})
     tree_nodes = 3
+    tolerance = TOLERANCE
 
     def make_model(self, folder: Path) -> Path:
         return FIXTURES / "tiny-qwen35moe.gguf"
