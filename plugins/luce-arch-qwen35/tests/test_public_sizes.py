@@ -1,0 +1,118 @@
+"""The sizes that were published, from headers without weights: parameters, bytes, what a sequence costs.
+
+Tensor counts are those of published files (27B) or counted by the published geometry. Bytes are those that
+llama.cpp's rule for Q4_K_M gives.
+"""
+
+from __future__ import annotations
+
+import pytest
+from luce_arch_qwen35 import hooks
+from luce_arch_qwen35.describe import describe
+
+from luce_core.cache.layout import log_bytes, slot_bytes, token_bytes
+from luce_core.contracts import CacheOptions, DeviceInfo, Equivalence, Group, OpImpl, OpLayer, StateSizes
+from luce_core.gguf import read_header, summarize
+from luce_core.options import load_options
+from luce_core.plan import make_plan, state_sizes
+from luce_core.plugins import from_modules
+from luce_core.testing.fake_plugins import make_plugin
+
+from .headers import metadata_of, shapes_of, write_header
+
+SMALL = {"layers": 24, "width": 1024, "heads": 8, "kv_heads": 2, "value_heads": 16, "ffn": 3584}
+DENSE = {"layers": 64, "width": 5120, "heads": 24, "kv_heads": 4, "value_heads": 48, "ffn": 17408}
+MOE = {"layers": 40, "width": 2048, "heads": 16, "kv_heads": 2, "value_heads": 32}
+MOE |= {"experts": (256, 8, 512, 512)}
+MODELS = {
+    "0.8b": SMALL,
+    "27b": DENSE,
+    "27b-mtp": {**DENSE, "nextn": 1},
+    "35b": MOE,
+    "35b-mtp": {**MOE, "nextn": 1},
+}
+GIB = 1 << 30
+DEVICE = DeviceInfo("cpu", "a large CPU", 192 * GIB, 100e9, frozenset({"cpu"}), provenance="made up")
+PACKS = OpLayer("packs", (OpImpl("pack_linear", "nowhere:f"),), Equivalence.ROUNDING, frozenset({"cpu"}))
+
+
+@pytest.fixture
+def header(tmp_path):
+    def make(name):
+        metadata = metadata_of(**MODELS[name])
+        shapes = shapes_of(metadata, tied=name == "0.8b")
+        return read_header(write_header(tmp_path / f"{name}.gguf", metadata, shapes))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "millions", "num_bytes"),
+    [
+        ("0.8b", 320, 752.4, 518_335_744),
+        ("27b", 851, 26_896, 16_536_406_016),
+        ("27b-mtp", 866, 27_321, 16_799_719_424),
+        ("35b", 733, 34_661, 21_155_768_832),
+        ("35b-mtp", 753, 35_505, 21_702_472_192),
+    ],
+)
+def test_tensors_parameters_and_bytes(header, name, tensors, millions, num_bytes):
+    found = header(name)
+    spec = describe(found, CacheOptions(0))
+    assert (len(found.tensors), spec.weight_bytes) == (tensors, num_bytes)
+    assert spec.parameters / 1e6 == pytest.approx(millions, rel=3e-5)
+    assert summarize(found).num_weights == spec.parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "per_token", "per_sequence", "per_held_row"),
+    [
+        ("0.8b", 12_288, 20_201_472, 18 * (16 * 128 + 16 * 128 + 16 + 6144) * 4),
+        ("27b", 65_536, 156_893_184, 48 * (16 * 128 + 48 * 128 + 48 + 10240) * 4),
+        ("35b", 20_480, 65_863_680, 30 * (16 * 128 + 32 * 128 + 32 + 8192) * 4),
+    ],
+)
+def test_state_of_a_sequence(header, name, per_token, per_sequence, per_held_row):
+    spec = describe(header(name), CacheOptions(0))
+    sizes = StateSizes(32, {}, 1, 1)
+    assert spec.layout.groups == (Group("full"),)
+    assert token_bytes(spec.layout, sizes) == per_token
+    assert slot_bytes(spec.layout, sizes) == per_sequence
+    assert log_bytes(spec.layout, sizes) == per_held_row
+
+
+@pytest.mark.parametrize(("name", "per_token"), [("27b-mtp", 4_096), ("35b-mtp", 2_048)])
+def test_state_of_the_mtp_block(header, name, per_token):
+    spec = describe(header(name), CacheOptions(0))
+    assert token_bytes(spec.nextn_layout, StateSizes(32, {}, 1, 1)) == per_token
+    assert not spec.nextn_layout.slots
+    assert spec.num_layers == MODELS[name]["layers"]
+
+
+def test_a_token_of_35b_reads_eight_experts_of_256_and_no_mtp_block(header):
+    plain, spec = (describe(header(name), CacheOptions(0)) for name in ("35b", "35b-mtp"))
+    # in Q4_K, 144 bytes per 256 weights, or Q6_K, 210, in some layers' down matrices and the head
+    table, one = 248320 * 2048 * 144 // 256, 2048 * 512 // 256
+    many = sum(1 for layer in range(40) if layer < 5 or layer >= 35 or (layer - 5) % 3 == 2)
+    experts = 40 * 248 * one * 2 * 144 + 248 * one * (many * 210 + (40 - many) * 144)
+    assert plain.weight_bytes - plain.active_bytes == table + experts
+    # the same token, but for a block more by which the rule says which layers are stored wider
+    assert spec.active_bytes == pytest.approx(plain.active_bytes, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_plan_counts_every_byte_of_state(header, name):
+    """16384 tokens for two sequences: what two such contexts take in blocks, and what every slot takes."""
+    rig = make_plugin("rig", luce_register_devices=[DEVICE], luce_register_ops=[PACKS], luce_extend_plan=list)
+    registry = from_modules([hooks, rig])
+    found = header(name)
+    asked = {"model": str(found.path), "ctx_size": "16384", "max_sequences": "2", "op_layer": "packs"}
+    plan = make_plan(load_options(registry, asked, {}, ()), found, registry, [DEVICE])
+    spec, sizes = plan.models[0].spec, state_sizes(plan)
+    claims = {claim.kind: claim.num_bytes for claim in plan.claims if claim.device == "cpu"}
+    assert claims["weights"] == spec.weight_bytes
+    tokens = sizes.num_blocks["target/full"] * sizes.block_tokens
+    slot = slot_bytes(spec.layout, sizes) + log_bytes(spec.layout, sizes)
+    assert claims["state"] == tokens * token_bytes(spec.layout, sizes) + sizes.num_slots * slot
+    assert 2 * 16384 <= tokens <= 2 * (16384 + 3 * sizes.block_tokens + sizes.max_held_rows)
+    assert sizes.num_slots >= 2
