@@ -43,7 +43,13 @@ FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 KIND_WORDS = {"arch": "architecture", "ops": "op layer", "quant": "block format", "model": "model"}
 DISTRIBUTIONS = {"arch": "luce-arch-{}", "device": "luce-backend-{}"}
 """The naming scheme of packages, by kind; every other kind is `luce-{}`."""
-FAMILIES = {"gemma3": "gemma", "gemma4": "gemma", "qwen2": "llama"}
+FAMILIES = {
+    "gemma3": "gemma",
+    "gemma4": "gemma",
+    "qwen2": "llama",
+    "qwen35moe": "qwen35",
+    "qwen3moe": "qwen3",
+}
 """Architectures that come with a package named after the first of their family. Advice only: nothing is
 looked up by it.
 """

@@ -23,6 +23,7 @@ FULL_GROUP = "full"
 """The usual name of the group of regions without a window."""
 EXPERTS = "_exps"
 """In the name of a stack of experts."""
+MAX_EXPERTS = 1 << 16
 
 
 @frozen
@@ -58,6 +59,17 @@ class DecoderParams:
     ffn: tuple[int, ...]
     eps: float
     rope: RopeParams
+
+
+@frozen
+class ExpertParams:
+    """A mixture of experts, alike in every layer that has one."""
+
+    count: int
+    used: int
+    """By a token."""
+    ffn: int
+    """Width of an expert."""
 
 
 def bad_key(header: GgufHeader, key: str, got: str, wanted: str) -> ModelFormatError:
@@ -166,6 +178,16 @@ def read_window_rope(header: GgufHeader, head_dim: int, theta: float = 10000.0) 
     if base <= 0.0:
         raise bad_key(header, "{a}.rope.freq_base_swa", f"is {base}", "a number above 0")
     return RopeParams(base, num_rotated)
+
+
+def read_experts(header: GgufHeader, ffn: int | None = None) -> ExpertParams:
+    """Of a mixture: `{a}.expert_*`. ffn: the width where no key has it; None: one must."""
+    count = header.uint("{a}.expert_count", low=1, high=MAX_EXPERTS)
+    used = header.uint("{a}.expert_used_count", low=1, high=count)
+    key = "{a}.expert_feed_forward_length"
+    if ffn is None or header.has(key):
+        ffn = header.uint(key, low=1, high=MAX_WIDTH)
+    return ExpertParams(count, used, ffn)
 
 
 def long_factors(params: RopeParams, context: int) -> str:
@@ -324,3 +346,14 @@ def mlp_shapes(hidden: int, ffn: int, suffix: str = "", experts: int = 0) -> dic
         f"ffn_up{suffix}": (*stack, ffn, hidden),
         f"ffn_down{suffix}": (*stack, hidden, ffn),
     }
+
+
+def expert_shapes(
+    header: GgufHeader, prefix: str, hidden: int, experts: ExpertParams
+) -> dict[str, tuple[int, ...]]:
+    """The stacks of a layer's experts: gate and up in one where the file has them so."""
+    stacks = mlp_shapes(hidden, experts.ffn, EXPERTS, experts.count)
+    if f"{prefix}ffn_gate_up_exps.weight" in header.tensors:
+        del stacks["ffn_gate_exps"], stacks["ffn_up_exps"]
+        stacks["ffn_gate_up_exps"] = (experts.count, 2 * experts.ffn, hidden)
+    return stacks

@@ -296,6 +296,8 @@ def test_what_is_missing_is_said_with_the_nearest_name_and_the_choices(box):
         ("arch.gemma4", "luce-arch-gemma"),
         ("arch.qwen2", "luce-arch-llama"),
         ("arch.qwen35", "luce-arch-qwen35"),
+        ("arch.qwen35moe", "luce-arch-qwen35"),
+        ("arch.qwen3moe", "luce-arch-qwen3"),
         ("device.cuda:1", "luce-backend-cuda"),
         ("drafter.dflash", "luce-dflash"),
         ("scheduler.my_own", "luce-my-own"),

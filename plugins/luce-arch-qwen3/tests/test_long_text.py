@@ -1,0 +1,50 @@
+"""What a long prompt allocates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from luce_core.model.batch import make_batch
+from luce_core.ops.pages import SCORE_ELEMENTS
+from luce_core.testing.rig import ModelRig
+
+from .hugging_face import random_model, written
+
+
+class Largest(TorchDispatchMode):
+    """The most elements any tensor had that an operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(one, torch.Tensor) and not one._is_view():
+                self.elements = max(self.elements, one.numel())
+        return made
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "qwen3moe"])
+def test_a_long_prompt_makes_neither_a_square_mask_nor_all_logits(arch, tmp_path):
+    """4200 tokens at once: a mask of all pairs has 17.6 M elements, all logits 21 M."""
+    changes = {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 5000,
+        "max_position_embeddings": 8192,
+    }
+    config, model = random_model(arch, changes)
+    rig = ModelRig(
+        written(tmp_path / "m.gguf", config, model), "luce_arch_qwen3.hooks", block_tokens=64, num_slots=1
+    )
+    batch = make_batch("prefill", [rig._rows(rig.open(), [row % 5000 for row in range(4200)])])
+    assert SCORE_ELEMENTS < 4200 * 4200
+    with Largest() as largest:
+        result = rig.backend.forward(batch)
+    assert result.logits is None
+    assert largest.elements <= SCORE_ELEMENTS
