@@ -50,7 +50,8 @@ class Host:
             return ""
         return (
             f"This machine was busy when it began (load {self.load:.1f} on {self.host_cpus} processors): "
-            "speeds are too low, and a ratio may say more about how threads wait than about how fast they compute."
+            "speeds are too low, and a ratio may say more about how threads wait than about how fast they "
+            "compute."
         )
 
 
