@@ -30,6 +30,6 @@ ENTRIES: tuple[CatalogEntry, ...] = (
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         num_bytes=253_113_024,
         license="Gemma Terms of Use",
-        summary="Gemma 3 270M, Q4_K_M, assembled from four chunks",
+        summary="Gemma 3 270M, Q4_K_M, the base model: it continues text and was not taught to chat",
     ),
 )
