@@ -45,21 +45,25 @@ def make(session: Session) -> click.Command:
 
 
 def _params() -> list[click.Parameter]:
-    def numbers(*names: str, least: int, help: str) -> click.Option:
-        reader = partial(read_numbers, least)
-        return click.Option(list(names), callback=reader, metavar="N[,N]...", help=help)
+    return [flags.model_argument(), *_tests(), *_outputs(), *_of_servers()]
 
+
+def _numbers(*names: str, least: int, help: str) -> click.Option:
+    reader = partial(read_numbers, least)
+    return click.Option(list(names), callback=reader, metavar="N[,N]...", help=help)
+
+
+def _tests() -> list[click.Parameter]:
     return [
-        flags.model_argument(),
-        numbers(
+        _numbers(
             "-p",
             "--prompt-tokens",
             least=0,
             help="Lengths of prompts; 0 = no pp test. [default: 512; with --url 128 random words]",
         ),
-        numbers("-n", "--gen-tokens", least=0, help="Lengths of answers; 0 = no tg test. [default: 128]"),
-        numbers("-d", "--depth", least=0, help="Tokens of cached context before the test. [default: 0]"),
-        numbers("-b", "--batch", least=1, help="Sequences at the same time. [default: 1]"),
+        _numbers("-n", "--gen-tokens", least=0, help="Lengths of answers; 0 = no tg test. [default: 128]"),
+        _numbers("-d", "--depth", least=0, help="Tokens of cached context before the test. [default: 0]"),
+        _numbers("-b", "--batch", least=1, help="Sequences at the same time. [default: 1]"),
         click.Option(
             ["-r", "--repetitions"],
             type=click.IntRange(1),
@@ -85,13 +89,23 @@ def _params() -> list[click.Parameter]:
         click.Option(
             ["--energy"], is_flag=True, help="Joules per token of NVIDIA GPUs, idle power taken off."
         ),
+    ]
+
+
+def _outputs() -> list[click.Parameter]:
+    return [
         click.Option(
             ["--json", "json_file"], metavar="FILE|-", help="Write JSON; - prints it and nothing else."
         ),
         click.Option(["--markdown"], is_flag=True, help="Print Markdown."),
         click.Option(["--plot"], type=click.Path(dir_okay=False), metavar="FILE.png", help="Draw a picture."),
+    ]
+
+
+def _of_servers() -> list[click.Parameter]:
+    return [
         click.Option(["--url"], metavar="URL", help="Measure the OpenAI-compatible server at this address."),
-        numbers("--concurrency", least=1, help="With --url: requests at a time. [default: 1,2,4,8,16]"),
+        _numbers("--concurrency", least=1, help="With --url: requests at a time. [default: 1,2,4,8,16]"),
         click.Option(
             ["--requests"],
             type=click.IntRange(1),
