@@ -115,19 +115,22 @@ def shapes_of(metadata: Mapping[str, object], vocab: int, *, k_eq_v: bool) -> di
             own |= {"inp_gate.weight": (inputs, width), "proj.weight": (width, inputs)}
             own["post_norm.weight"] = (width,)
         if experts := found.get("expert_count", 0):
-            size = found["expert_feed_forward_length"]
-            own |= {
-                "ffn_gate_inp.weight": (experts, width),
-                "ffn_gate_inp.scale": (width,),
-                "ffn_gate_up_exps.weight": (experts, 2 * size, width),
-                "ffn_down_exps.weight": (experts, width, size),
-                "ffn_down_exps.scale": (experts,),
-                "pre_ffw_norm_2.weight": (width,),
-                "post_ffw_norm_1.weight": (width,),
-                "post_ffw_norm_2.weight": (width,),
-            }
+            own |= _mixture_shapes(width, experts, found["expert_feed_forward_length"])
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in own.items()}
     return shapes
+
+
+def _mixture_shapes(width: int, experts: int, ffn: int) -> Shapes:
+    return {
+        "ffn_gate_inp.weight": (experts, width),
+        "ffn_gate_inp.scale": (width,),
+        "ffn_gate_up_exps.weight": (experts, 2 * ffn, width),
+        "ffn_down_exps.weight": (experts, width, ffn),
+        "ffn_down_exps.scale": (experts,),
+        "pre_ffw_norm_2.weight": (width,),
+        "post_ffw_norm_1.weight": (width,),
+        "post_ffw_norm_2.weight": (width,),
+    }
 
 
 def format_of(name: str, shape: tuple[int, ...]) -> str:
