@@ -7,6 +7,8 @@ the value heads into an order in which head h reads key head h mod key_heads, wh
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from attrs import frozen
 from torch import Tensor
 
@@ -99,11 +101,11 @@ def _delta(ops: Ops, batch: ForwardBatch, x: Tensor, norm: Norm, mixer: Delta) -
 
 
 def _attention(ops: Ops, batch: ForwardBatch, x: Tensor, norm: Norm, mixer: Attention) -> Tensor:
-    spec = mixer.spec
+    spec, dim = mixer.spec, mixer.spec.head_dim
     both, k, v = ops.norm_linear(x, norm, mixer.qkv)
-    q, gate = both.view(-1, spec.heads, 2 * spec.head_dim).split([spec.head_dim, spec.head_dim], -1)
-    flat = spec.heads * spec.head_dim
-    y = ops.attention(batch, q.reshape(-1, flat), k, v, mixer.kv, spec, gate=gate.reshape(-1, flat))
+    heads, flat = both.view(-1, spec.heads, 2 * dim), spec.heads * dim
+    q, gate = heads[..., :dim].reshape(-1, flat), heads[..., dim:].reshape(-1, flat)
+    y = ops.attention(batch, q, k, v, mixer.kv, spec, gate=gate)
     return ops.linear_out(y, mixer.output, residual=x)
 
 
@@ -198,7 +200,7 @@ def _nextn(
         before = join.norm
     again = NextnNetwork(ops, before, chain[-1].join, chain[-1].block)
     chain += [again, again]
-    for one, following in zip(chain, chain[1:], strict=False):
+    for one, following in pairwise(chain):
         one.nextn = following
     return chain[0]
 
@@ -218,18 +220,20 @@ def _join(params: HybridParams, block: BlockParams, weights: Weights) -> Join:
 
 def _block(params: HybridParams, block: BlockParams, weights: Weights, rope: RopeSpec) -> Block:
     blk = f"blk.{block.number}."
-    make = _delta_mixer(params, block, weights) if block.recurrent else None
+    mixer: Attention | Delta
+    if block.recurrent:
+        mixer = _delta_mixer(params, block, weights)
+    else:
+        mixer = _attention_mixer(params, block, weights, rope)
     return Block(
         mixer_norm=weights.norm(f"{blk}attn_norm", params.eps),
-        mixer=make or _attention_mixer(params, block, weights, rope),
+        mixer=mixer,
         ffn_norm=weights.norm(f"{blk}post_attention_norm", params.eps),
         ffn=_mixture(params, block, weights) if params.experts else _mlp(blk, weights),
     )
 
 
-def _attention_mixer(
-    params: HybridParams, block: BlockParams, weights: Weights, rope: RopeSpec
-) -> Attention:
+def _attention_mixer(params: HybridParams, block: BlockParams, weights: Weights, rope: RopeSpec) -> Attention:
     blk, rows = f"blk.{block.number}.", qkv_rows(params, block)
     return Attention(
         qkv=weights.group(blk, "attn_q", "attn_k", "attn_v", fused="attn_qkv", rows=rows, split="out"),

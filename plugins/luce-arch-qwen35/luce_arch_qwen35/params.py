@@ -13,6 +13,7 @@ from luce_core.model.metadata import MAX_WIDTH, RopeParams, bad_key, read_decode
 MOE = "qwen35moe"
 MAX_KERNEL = 64
 MAX_EXPERTS = 1 << 16
+KV_HEADS = "{a}.attention.head_count_kv"
 
 
 @frozen
@@ -82,19 +83,7 @@ def read_params(header: GgufHeader) -> HybridParams:
         raise bad_key(header, "{a}.attention.value_length", got, f"the key length {decoder.head_dim}")
     total = decoder.num_layers + header.uint("{a}.nextn_predict_layers", 0)
     experts = _experts(header)
-    heads = header.per_layer_uint("{a}.attention.head_count", total)
-    kv_heads = heads
-    if header.has("{a}.attention.head_count_kv"):
-        kv_heads = header.per_layer_uint("{a}.attention.head_count_kv", total, low=1, high=MAX_WIDTH)
-    if experts:
-        ffn = (0,) * total
-    else:
-        ffn = header.per_layer_uint("{a}.feed_forward_length", total, low=1, high=MAX_WIDTH)
-    recurrent = _recurrent(header, decoder.num_layers, total)
-    blocks = tuple(
-        BlockParams(number, recurrent[number], heads[number], kv_heads[number], ffn[number])
-        for number in range(total)
-    )
+    blocks = _blocks(header, decoder.num_layers, total, dense=experts is None)
     return HybridParams(
         num_layers=decoder.num_layers,
         hidden=decoder.hidden,
@@ -109,6 +98,21 @@ def read_params(header: GgufHeader) -> HybridParams:
         delta=_delta(header),
         experts=experts,
     )
+
+
+def _blocks(header: GgufHeader, num_layers: int, total: int, *, dense: bool) -> tuple[BlockParams, ...]:
+    def counts(key: str) -> tuple[int, ...]:
+        return header.per_layer_uint(key, total, low=1, high=MAX_WIDTH)
+
+    heads = counts("{a}.attention.head_count")
+    kv_heads = counts(KV_HEADS) if header.has(KV_HEADS) else heads
+    ffn = counts("{a}.feed_forward_length") if dense else (0,) * total
+    for number in range(total):
+        if heads[number] % kv_heads[number]:
+            got = f"is {kv_heads[number]} for block {number}"
+            raise bad_key(header, KV_HEADS, got, f"a divisor of its {heads[number]} query heads")
+    recurrent = _recurrent(header, num_layers, total)
+    return tuple(BlockParams(*one) for one in zip(range(total), recurrent, heads, kv_heads, ffn, strict=True))
 
 
 def _recurrent(header: GgufHeader, num_layers: int, total: int) -> tuple[bool, ...]:

@@ -133,7 +133,7 @@ def _ffn_shapes(keys, width):
 
 
 def format_of(name: str, shape: tuple[int, ...], blocks: int, tied: bool) -> str:
-    """What a Q4_K_M file stores each tensor as: the head and some layers' values and down matrices in Q6_K."""
+    """What a Q4_K_M file stores it as: the head, and values and down matrices of some layers, in Q6_K."""
     f32 = ("norm.weight", "ffn_gate_inp.weight", "inp_shexp.weight", "ssm_conv1d.weight")
     if len(shape) < 2 or name.endswith(f32) or shape[-1] % 32:
         return "F32"

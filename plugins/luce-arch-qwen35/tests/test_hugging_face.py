@@ -33,7 +33,12 @@ CASES = {
     "three of seven experts": ("qwen35moe", {"num_experts": 7, "num_experts_per_tok": 3}),
     "one of five experts, two value heads": (
         "qwen35moe",
-        {"num_experts": 5, "num_experts_per_tok": 1, "linear_num_value_heads": 4, "tie_word_embeddings": True},
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 1,
+            "linear_num_value_heads": 4,
+            "tie_word_embeddings": True,
+        },
     ),
 }
 
@@ -108,9 +113,7 @@ def test_fused_matrices_are_the_same_model(tmp_path: Path):
 def test_a_gate_of_the_shared_expert_may_be_a_vector(tmp_path: Path):
     random, ids = random_model("qwen35moe", {}), list(range(1, 30))
     matrix = written(tmp_path / "matrix.gguf", random)
-    flat = {
-        name: numbers.reshape(-1) for name, numbers in tensors_of(random).items() if "inp_shexp" in name
-    }
+    flat = {name: numbers.reshape(-1) for name, numbers in tensors_of(random).items() if "inp_shexp" in name}
     assert len(flat) == 4
     vector = written(tmp_path / "vector.gguf", random, **flat)
     assert torch.equal(ModelRig(vector, HOOKS).fresh(ids), ModelRig(matrix, HOOKS).fresh(ids))
@@ -131,9 +134,7 @@ def test_quantized_files_equal_the_model_on_the_dequantized_numbers(arch, tmp_pa
     tensors, kind = tensors_of(random), gguf.GGMLQuantizationType.Q8_0
     kept = ("ssm_conv1d", "ffn_gate_inp")
     quant = [name for name, x in tensors.items() if x.ndim > 1 and not any(part in name for part in kept)]
-    packed = write_gguf(
-        tmp_path / "q.gguf", metadata_of(random), tensors, quant=dict.fromkeys(quant, "Q8_0")
-    )
+    packed = write_gguf(tmp_path / "q.gguf", metadata_of(random), tensors, quant=dict.fromkeys(quant, "Q8_0"))
     plain = {
         name: gguf.quants.dequantize(gguf.quants.quantize(numbers, kind), kind) if name in quant else numbers
         for name, numbers in tensors.items()

@@ -130,7 +130,10 @@ def test_the_block_is_written_with_ops_alone(case):
     came = before(rig.backend.forward(batch).final)
     nextn, recorder = rig.backend.nextn, Recorder(ops)
     nextn.ops = recorder
-    trunk, logits = recorder.record(nextn.trunk, ("batch", "final")), recorder.record(nextn.logits, ("final",))
+    trunk, logits = (
+        recorder.record(nextn.trunk, ("batch", "final")),
+        recorder.record(nextn.logits, ("final",)),
+    )
     nextn.ops = ops
     direct = nextn.trunk(batch, came)
     (replayed,) = replay(trunk, ops, {"batch": batch, "final": came})
