@@ -80,9 +80,11 @@ def test_beside_other_sequences_at_other_places(case):
         rig.commit(held, [[0]] * 3)
 
 
-@pytest.mark.parametrize(("cache_type", "tolerance"), [("f16", 2e-3), ("bf16", 2e-2)])
+@pytest.mark.parametrize(("cache_type", "tolerance"), [("f16", 1e-3), ("bf16", 2e-2)])
 def test_half_precision_caches_stay_near(case, cache_type, tolerance):
-    """Nine rows of ten: in others a rounded router may take another expert, which is another answer."""
+    """Measured over nine rows of ten: up to 2.9e-4 and 9.1e-3. In others a rounded router may take another
+    expert, which is another answer: up to 0.19.
+    """
     full, ids, logits = case
     rig = ModelRig(full.plan.path, HOOKS, cache_type=cache_type)
     rows = (rig.fresh(ids[:120]) - logits[:120]).abs().amax(1) / logits.abs().max()

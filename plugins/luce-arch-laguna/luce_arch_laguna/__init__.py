@@ -1,0 +1,1 @@
+"""Laguna: `hooks` declares it, `params` and `describe` read a header, `network` runs."""
