@@ -44,6 +44,7 @@ KIND_WORDS = {"arch": "architecture", "ops": "op layer", "quant": "block format"
 DISTRIBUTIONS = {"arch": "luce-arch-{}", "device": "luce-backend-{}"}
 """The naming scheme of packages, by kind; every other kind is `luce-{}`."""
 FAMILIES = {
+    "bailingmoe3": "bailing",
     "gemma3": "gemma",
     "gemma4": "gemma",
     "qwen2": "llama",

@@ -1,0 +1,22 @@
+"""What the plugin declares. Imports no torch."""
+
+from __future__ import annotations
+
+from luce_core.contracts import API, ArchSpec, PluginInfo
+from luce_core.hookspecs import hookimpl
+
+
+@hookimpl
+def luce_plugin_info() -> PluginInfo:
+    return PluginInfo(name="bailing", api=API)
+
+
+@hookimpl
+def luce_register_archs() -> list[ArchSpec]:
+    return [
+        ArchSpec(
+            names=("bailingmoe3",),
+            describe="luce_arch_bailing.describe:describe",
+            build="luce_arch_bailing.network:build",
+        )
+    ]

@@ -1,0 +1,265 @@
+"""Ling 3.0 Flash from a header without weights: parameters, bytes, what a sequence costs, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from luce_arch_bailing.describe import describe
+
+from luce_core.cache.layout import log_bytes, slot_bytes, token_bytes
+from luce_core.contracts import CacheOptions, StateSizes
+from luce_core.errors import ModelFormatError
+from luce_core.gguf import read_header
+from luce_core.testing.gguf_header import q4_k_m, write_header
+
+VOCAB = 157184
+A = "bailingmoe3."
+FLASH = {
+    "block_count": 42,
+    "context_length": 262144,
+    "embedding_length": 2560,
+    "feed_forward_length": 6144,
+    "vocab_size": VOCAB,
+    "attention.head_count": 32,
+    "attention.head_count_kv": [int((layer + 1) % 6 == 0) for layer in range(42)],
+    "attention.key_length": 576,
+    "attention.value_length": 128,
+    "attention.key_length_mla": 192,
+    "attention.value_length_mla": 128,
+    "attention.kv_lora_rank": 512,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "rope.dimension_count": 64,
+    "rope.freq_base": 6e6,
+    "ssm.conv_kernel": 4,
+    "kda.head_dim": 128,
+    "kda.safe_gate": True,
+    "kda.gate_lower_bound": -5.0,
+    "expert_count": 512,
+    "expert_used_count": 8,
+    "expert_shared_count": 1,
+    "expert_group_count": 8,
+    "expert_group_used_count": 4,
+    "expert_feed_forward_length": 768,
+    "expert_shared_feed_forward_length": 768,
+    "expert_gating_func": 2,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 2.5,
+    "leading_dense_block_count": 2,
+    "swiglu_clamp_exp": [0.0] * 40 + [10.0] * 2,
+    "swiglu_clamp_shexp": [0.0] * 40 + [10.0] * 2,
+}
+SMALL = FLASH | {
+    "block_count": 3,
+    "embedding_length": 32,
+    "feed_forward_length": 48,
+    "vocab_size": 50,
+    "attention.head_count": 2,
+    "attention.head_count_kv": [0, 1, 1],
+    "attention.key_length": 24,
+    "attention.key_length_mla": 16,
+    "attention.value_length_mla": 10,
+    "attention.kv_lora_rank": 16,
+    "attention.q_lora_rank": 12,
+    "rope.dimension_count": 8,
+    "kda.head_dim": 6,
+    "expert_count": 6,
+    "expert_used_count": 2,
+    "expert_group_count": 3,
+    "expert_group_used_count": 2,
+    "expert_feed_forward_length": 14,
+    "expert_shared_feed_forward_length": 14,
+    "swiglu_clamp_exp": [0.0, 0.0, 1.0],
+    "swiglu_clamp_shexp": [0.0, 0.0, 1.0],
+}
+
+
+def shapes_of(keys):
+    """Every tensor of such a file, as the table of the converter's names has them. Torch order."""
+    width, vocab, heads = keys["embedding_length"], keys["vocab_size"], keys["attention.head_count"]
+    shapes = {"token_embd": (vocab, width), "output_norm": (width,), "output": (vocab, width)}
+    for layer in range(keys["block_count"]):
+        own = {"attn_norm": (width,), "ffn_norm": (width,)}
+        latent = keys["attention.head_count_kv"][layer] > 0
+        own |= _latent(keys, width, heads) if latent else _kda(keys, width, heads)
+        if layer < keys["leading_dense_block_count"]:
+            own |= _mlp(width, keys["feed_forward_length"])
+        else:
+            count = keys["expert_count"]
+            own |= {"ffn_gate_inp": (count, width), "exp_probs_b.bias": (count,)}
+            own |= _mlp(width, keys["expert_feed_forward_length"], "_exps", (count,))
+            own |= _mlp(width, keys["expert_shared_feed_forward_length"], "_shexp")
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in own.items()}
+    bare = ("ssm_a", ".bias")
+    return {name if name.endswith(bare) else f"{name}.weight": shape for name, shape in shapes.items()}
+
+
+def _kda(keys, width, heads):
+    inner = heads * keys["kda.head_dim"]
+    conv = {f"ssm_conv1d_{name}": (1, inner, 1, keys["ssm.conv_kernel"]) for name in "qkv"}
+    names = ("attn_q", "attn_k", "attn_v", "ssm_f_a", "ssm_g_a")
+    rest = {"ssm_dt.bias": (inner,), "ssm_a": (heads, 1), "ssm_beta": (heads, width)}
+    return {**dict.fromkeys(names, (inner, width)), **conv, **rest} | {
+        "ssm_norm": (keys["kda.head_dim"],),
+        "attn_output": (width, inner),
+    }
+
+
+def _latent(keys, width, heads):
+    latent, dim = keys["attention.kv_lora_rank"], keys["attention.key_length_mla"]
+    value, rope = keys["attention.value_length_mla"], keys["rope.dimension_count"]
+    if rank := keys.get("attention.q_lora_rank", 0):
+        queries = {"attn_q_a": (rank, width), "attn_q_a_norm": (rank,), "attn_q_b": (heads * dim, rank)}
+    else:
+        queries = {"attn_q": (heads * dim, width)}
+    return queries | {
+        "attn_kv_a_mqa": (latent + rope, width),
+        "attn_kv_a_norm": (latent,),
+        "attn_k_b": (heads, latent, dim - rope),
+        "attn_v_b": (heads, value, latent),
+        "attn_gate": (heads, width),
+        "attn_output": (width, heads * value),
+    }
+
+
+def _mlp(width, ffn, end="", stack=()):
+    return {
+        f"ffn_gate{end}": (*stack, ffn, width),
+        f"ffn_up{end}": (*stack, ffn, width),
+        f"ffn_down{end}": (*stack, width, ffn),
+    }
+
+
+def format_of(name, shape):
+    return "F32" if shape[-1] % 32 else q4_k_m(name, shape)
+
+
+def header_of(folder, keys, shapes=None):
+    metadata = {"general.architecture": "bailingmoe3", **{A + key: value for key, value in keys.items()}}
+    path = write_header(folder / "m.gguf", metadata, shapes or shapes_of(keys), format_of)
+    return read_header(path)
+
+
+def described(folder, keys, shapes=None):
+    return describe(header_of(folder, keys, shapes), CacheOptions(0))
+
+
+def test_flash(tmp_path):
+    """Parameters as counted by hand of the published checkpoint; state as its geometry gives it."""
+    header = header_of(tmp_path, FLASH)
+    spec = describe(header, CacheOptions(0))
+    assert round(spec.parameters / 1e9, 3) == 124.414
+    assert (spec.num_layers, spec.context, spec.hidden, spec.tree) == (42, 262144, 2560, "any")
+    sizes = StateSizes(32, {}, 1, 1)
+    assert token_bytes(spec.layout, sizes) == 7 * 576 * 2 == 8064
+    assert len(spec.layout.slots) == 2 * 35
+    matrices, tails = 35 * 32 * 128 * 128 * 4, 35 * 3 * 12288 * 4
+    assert slot_bytes(spec.layout, sizes) == matrices + tails
+    assert log_bytes(spec.layout, sizes) == 35 * (12288 + 3 * 32 * 128) * 4  # what one held row leaves
+
+
+def test_a_token_of_flash_reads_eight_experts_of_512(tmp_path):
+    spec = described(tmp_path, FLASH)
+    # Q4_K: 144 bytes per 256 weights. The table is read by row.
+    expert = 3 * 768 * 2560 * 144 // 256
+    table = VOCAB * 2560 * 210 // 256
+    assert spec.weight_bytes - spec.active_bytes == 40 * (512 - 8) * expert + table
+    assert 4.5 < 8 * spec.weight_bytes / spec.parameters < 4.6
+
+
+def test_the_small_one_is_described(tmp_path):
+    spec = described(tmp_path, SMALL)
+    assert [pages.layer for pages in spec.layout.pages] == [1, 2]
+    assert [slot.name for slot in spec.layout.slots] == ["blk.0.conv", "blk.0.delta"]
+    params = spec.details["decoder"]
+    assert [layer.clamp for layer in params.layers] == [0.0, 0.0, 1.0]
+    assert (params.mla.nope, params.mla.q_rank, params.moe.experts.ffn) == (8, 12, 14)
+
+
+def test_files_of_the_first_converters_have_no_limits(tmp_path):
+    keys = {key: value for key, value in SMALL.items() if "clamp" not in key}
+    layers = described(tmp_path, keys).details["decoder"].layers
+    assert [(layer.clamp, layer.shared_clamp) for layer in layers] == [(0.0, 0.0)] * 3
+
+
+REQUIRED = set(SMALL) - {
+    "vocab_size",  # the table's rows
+    "attention.key_length",
+    "attention.value_length",
+    "attention.q_lora_rank",
+    "rope.freq_base",
+    "kda.safe_gate",
+    "kda.gate_lower_bound",
+    "leading_dense_block_count",
+    "expert_shared_count",
+    "expert_shared_feed_forward_length",
+    "expert_group_count",
+    "expert_group_used_count",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "swiglu_clamp_exp",
+    "swiglu_clamp_shexp",
+}
+
+
+@pytest.mark.parametrize("key", sorted(REQUIRED))
+def test_a_missing_key_is_named(tmp_path, key):
+    keys = {name: value for name, value in SMALL.items() if name != key}
+    with pytest.raises(ModelFormatError, match=f"'{A}{key}' is missing"):
+        described(tmp_path, keys, shapes_of(SMALL))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("block_count", 0),
+        ("nextn_predict_layers", 3),
+        ("embedding_length", 0),
+        ("feed_forward_length", [48, 48, 48]),
+        ("attention.head_count_kv", [0, 1]),
+        ("attention.key_length", 25),
+        ("attention.key_length_mla", 0),
+        ("attention.kv_lora_rank", 0),
+        ("rope.dimension_count", 7),
+        ("rope.dimension_count", 16),
+        ("rope.freq_base", 0.0),
+        ("kda.safe_gate", False),
+        ("kda.gate_lower_bound", 0.5),
+        ("ssm.conv_kernel", 1),
+        ("expert_count", 0),
+        ("expert_used_count", 5),
+        ("expert_group_count", 4),
+        ("expert_group_count", 6),
+        ("expert_group_used_count", 4),
+        ("expert_gating_func", 1),
+        ("expert_weights_scale", "much"),
+        ("leading_dense_block_count", 4),
+        ("swiglu_clamp_exp", [1.0]),
+        ("swiglu_clamp_shexp", [0.0, 0.0, -1.0]),
+    ],
+)
+def test_a_key_out_of_range_is_named(tmp_path, key, value):
+    with pytest.raises(ModelFormatError, match=f"'{A}{key}'"):
+        described(tmp_path, {**SMALL, key: value}, shapes_of(SMALL))
+
+
+def test_scaled_positions_are_refused(tmp_path):
+    keys = {**SMALL, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    with pytest.raises(ModelFormatError, match=r"'bailingmoe3.rope.scaling.type' is 'yarn'"):
+        described(tmp_path, keys, shapes_of(SMALL))
+
+
+TENSORS = [name for name in shapes_of(SMALL | {"leading_dense_block_count": 1}) if name != "output.weight"]
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_missing_or_misshapen_tensor_is_named(tmp_path, name):
+    keys = {**SMALL, "leading_dense_block_count": 1}
+    shapes = shapes_of(keys)
+    wrong = {**shapes, name: (shapes[name][0] + 1, *shapes[name][1:])}
+    for broken, complaint in ((wrong, "has the shape"), ({**shapes, name: None}, "is missing")):
+        with pytest.raises(ModelFormatError, match=f"'{name}' {complaint}"):
+            described(tmp_path, keys, {n: shape for n, shape in broken.items() if shape})
+
+
+def test_a_bias_that_does_not_fit_is_named(tmp_path):
+    with pytest.raises(ModelFormatError, match=r"'blk.0.attn_output.bias' has the shape"):
+        described(tmp_path, SMALL, {**shapes_of(SMALL), "blk.0.attn_output.bias": (31,)})
