@@ -2,9 +2,10 @@
 
     python benchmarks/triton/linear.py [--model 27B] [--rows 1,4,16,24,32] [--prefill 2048] [--portable]
 
-Every product is first compared with float64 on the same dequantized weights. Then it is timed as a replayed CUDA
-graph over several copies of the matrix, together larger than four times the L2 cache, so that no weight is found
-there. `file` counts the bytes of the GGUF blocks, `moved` those of the records that are read.
+Every product is first compared with float64 on the same dequantized weights. Then it is timed as a
+replayed CUDA graph over several copies of the matrix, together larger than four times the L2 cache, so
+that no weight is found there. `file` counts the bytes of the GGUF blocks, `moved` those of the records
+that are read.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ MODELS = {
 }
 PUBLISHED = {
     "27B": (
-        "llama.cpp, Qwen3.5-27B Q4_K_M, RTX 4090 at 2K: 39 tokens/s, prefill 1409-2467 (published, not measured here)",
-        "llama.cpp, Qwen3.8-27B UD-Q4_K_XL, RTX 5090: 76 tokens/s (published, not measured here)",
+        "llama.cpp, Qwen3.5-27B Q4_K_M, RTX 4090 2K: 39 tokens/s, prefill 1409-2467 (published)",
+        "llama.cpp, Qwen3.8-27B UD-Q4_K_XL, RTX 5090: 76 tokens/s (published)",
     ),
-    "0.8B": ("llama.cpp, Qwen3.5-0.8B bf16, RTX 3090: 267 tokens/s (published, not measured here)",),
+    "0.8B": ("llama.cpp, Qwen3.5-0.8B bf16, RTX 3090: 267 tokens/s (published)",),
 }
 
 
@@ -76,7 +77,9 @@ def random_blocks(name: str, rows: int, cols: int, seed: int, device: torch.devi
     """u8[rows, row bytes] of ordinary weights."""
     generator = torch.Generator(device=device).manual_seed(seed)
     weights, size = BLOCKS[name]
-    blocks = torch.randint(0, 256, (rows * cols // weights, size), dtype=torch.uint8, device=device, generator=generator)
+    blocks = torch.randint(
+        0, 256, (rows * cols // weights, size), dtype=torch.uint8, device=device, generator=generator
+    )
     for at in HALVES[name]:
         scale = torch.randn(len(blocks), 1, device=device, generator=generator) * 0.002
         blocks[:, at : at + 2] = scale.half().view(torch.uint8)
@@ -85,7 +88,6 @@ def random_blocks(name: str, rows: int, cols: int, seed: int, device: torch.devi
 
 def pack(linear: Linear, seed: int, device: torch.device) -> Matrix:
     """One copy of the matrix, a slice at a time."""
-    weights, size = BLOCKS[linear.format]
     fmt = formats.FORMATS[linear.format]
     shape = (formats.tiles_of(linear.rows), formats.blocks_of(linear.cols), fmt.record_bytes)
     records = torch.empty(shape, dtype=torch.uint8, device=device)
@@ -104,7 +106,9 @@ def check(name: str, rows: int, cuda: bool, device: torch.device) -> float:
     packed = matrix.pack_matrix(RawLinear("w", name, (n, k), raw.cpu().numpy(), str(device)), None)
     x = torch.randn(rows, k, device=device)
     got = product.product(packed, Rows(x), cuda).double().cpu()
-    exact = torch.from_numpy(np.array(gguf.dequantize(raw.cpu().numpy(), gguf.GGMLQuantizationType[name]))).double()
+    exact = torch.from_numpy(
+        np.array(gguf.dequantize(raw.cpu().numpy(), gguf.GGMLQuantizationType[name]))
+    ).double()
     want = x.double().cpu() @ exact.T
     return float(((got - want).norm(dim=1) / want.norm(dim=1)).max())
 
@@ -145,7 +149,13 @@ def bench_few(linear: Linear, copies: list[Matrix], m: int, cuda: bool, whole: b
     """Seconds of one product; whole: with making x ready."""
     device = copies[0].records.device
     x = torch.randn(m, linear.cols, device=device)
-    found = shapes.choose(copies[0].fmt, m, copies[0].blocks, shapes.room_of(device.index or 0)) if cuda else None
+    found = (
+        shapes.choose(
+            copies[0].fmt, m, copies[0].records.shape[0], copies[0].blocks, shapes.room_of(device.index or 0)
+        )
+        if cuda
+        else None
+    )
     if whole or found is None:
         return graph_s(lambda: [product.product(one, Rows(x), cuda) for one in copies]) / len(copies)
     shape, grid = found
@@ -160,7 +170,8 @@ def bench_few(linear: Linear, copies: list[Matrix], m: int, cuda: bool, whole: b
 
 def report(model: str, rows: list[int], prefill: int, cuda: bool, device: torch.device) -> None:
     ceiling = read_ceiling(device)
-    print(f"{torch.cuda.get_device_name(device)}, reads {ceiling / 1e9:.0f} GB/s; kernels {'CUDA C++' if cuda else 'Triton'}")
+    kernels = "CUDA C++" if cuda else "Triton"
+    print(f"{torch.cuda.get_device_name(device)}, reads {ceiling / 1e9:.0f} GB/s; kernels {kernels}")
     for name in sorted({linear.format for linear in MODELS[model]}):
         errors = {m: check(name, m, cuda, device) for m in (*rows, 300)}
         print(f"{name}: relative error", ", ".join(f"{m} rows {error:.1e}" for m, error in errors.items()))
@@ -177,7 +188,8 @@ def report(model: str, rows: list[int], prefill: int, cuda: bool, device: torch.
             took, with_x = (bench_few(linear, copies, m, cuda, whole) for whole in (False, True))
             totals[str(m)] += linear.count * took
             print(
-                f"  {m:3d} rows {took * 1e6:8.2f} us, with x {with_x * 1e6:8.2f}; file {file_bytes / took / 1e9:5.0f} GB/s, "
+                f"  {m:3d} rows {took * 1e6:8.2f} us, with x {with_x * 1e6:8.2f}; "
+                f"file {file_bytes / took / 1e9:5.0f} GB/s, "
                 f"moved {moved / took / 1e9:5.0f} = {moved / took / ceiling:4.0%} of the ceiling"
             )
         if prefill:
@@ -185,19 +197,23 @@ def report(model: str, rows: list[int], prefill: int, cuda: bool, device: torch.
             many = min(prefill, 1) if linear.name == "head" else prefill
             took = median_s(lambda copies=copies, x=x[:many]: product.product(copies[0], Rows(x), cuda), 5)
             totals["prefill"] += linear.count * took
-            print(f"  {many} rows {took * 1e6:8.0f} us, {2 * many * linear.rows * linear.cols / took / 1e12:.0f} TFLOP/s")
+            rate = 2 * many * linear.rows * linear.cols / took / 1e12
+            print(f"  {many} rows {took * 1e6:8.0f} us, {rate:.0f} TFLOP/s")
         del copies
         torch.cuda.empty_cache()
     for m in rows:
-        took = totals[str(m)]
-        print(f"all linears of {model}, {m} rows: {took * 1e3:.3f} ms = {1 / took:.1f} steps/s = {totals[str(m)] / totals[str(rows[0])]:.2f}")
+        took, ratio = totals[str(m)], totals[str(m)] / totals[str(rows[0])]
+        print(f"linears of {model}, {m} rows: {took * 1e3:.3f} ms, {1 / took:.1f} steps/s, {ratio:.2f} times")
     if prefill:
-        print(f"all linears of {model}, prefill {prefill}: {totals['prefill'] * 1e3:.1f} ms = {prefill / totals['prefill']:.0f} tokens/s")
+        took = totals["prefill"]
+        print(f"linears of {model}, prefill {prefill}: {took * 1e3:.1f} ms, {prefill / took:.0f} tokens/s")
     print("\n".join(PUBLISHED[model]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=sorted(MODELS), default="27B")
     parser.add_argument("--rows", default="1,4,16,24,32")
     parser.add_argument("--prefill", type=int, default=2048, help="rows of a prompt's chunk; 0 leaves it out")

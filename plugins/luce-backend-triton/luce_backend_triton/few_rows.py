@@ -1,9 +1,11 @@
-"""Few rows of x against a packed matrix: the kernels of csrc/gemv.cu and csrc/mma.cu, their shapes and their input."""
+"""Few rows of x against a packed matrix: the kernels of csrc/gemv.cu and csrc/mma.cu, their shapes and
+their input.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import cache
 from typing import Literal
 
 import torch
@@ -13,8 +15,8 @@ from torch import Tensor
 from luce_backend_triton import nvrtc
 from luce_backend_triton.formats import FORMATS, RECORD_COLS, SCALE_KINDS, RecordFormat
 
-GEMV_ROWS = 4
-"""Most rows of x for the integer kernel; more go to the tensor cores."""
+GEMV_ROWS = 2
+"""Most rows of x for the integer kernel; more are quicker on tensor cores (LOG.md 2026-11-29)."""
 MMA_ROWS = 32
 """Most rows of x in one pass over the weights; more make more passes."""
 X_BYTES = 576
@@ -36,19 +38,24 @@ class Shape:
     warps: int
     stages: int
 
-    def shared_bytes(self, fmt: RecordFormat, blocks: int) -> int:
-        """Of one thread block, for a matrix `blocks` records wide."""
-        records = self.warps * self.tiles * fmt.record_bytes * self.stages
-        x = blocks if self.kind == "gemv" else self.stages
-        return records + x * self.x_rows * X_BYTES
+    def ring_bytes(self, fmt: RecordFormat) -> int:
+        """Records on their way, of one thread block."""
+        return self.warps * self.tiles * fmt.record_bytes * self.stages
+
+    def shared_bytes(self, fmt: RecordFormat, tiles: int, blocks: int, grid: int) -> int:
+        """Of one of `grid` thread blocks, for a matrix of tiles × blocks records."""
+        if self.kind == "mma":
+            return self.ring_bytes(fmt) + self.stages * self.x_rows * X_BYTES
+        sums = self.warps * self.warp_room(tiles, blocks, grid) * 16 * self.x_rows * 4
+        return self.ring_bytes(fmt) + blocks * self.x_rows * X_BYTES + sums
+
+    def warp_room(self, tiles: int, blocks: int, grid: int) -> int:
+        """gemv: the most tiles one warp has part of."""
+        return -(-(-(-tiles // grid) * blocks) // self.warps) // blocks + 2
 
     def owners(self, tiles: int) -> int:
-        """Owners of rows: a tile for gemv, a thread block's tiles for mma."""
-        return tiles if self.kind == "gemv" else -(-tiles // (self.warps * self.tiles))
-
-    def workers(self, blocks: int) -> int:
-        """Of `blocks` thread blocks."""
-        return blocks * self.warps if self.kind == "gemv" else blocks
+        """mma: thread blocks' shares of rows."""
+        return -(-tiles // (self.warps * self.tiles))
 
 
 def defines(fmt: RecordFormat, shape: Shape) -> dict[str, int]:
@@ -68,7 +75,9 @@ def defines(fmt: RecordFormat, shape: Shape) -> dict[str, int]:
 
 
 OVERLAP = True
+"""Whether launches begin beside the one before them, where the device can (compute capability 9.0)."""
 FUNCTIONS = {"gemv": "gemv", "mma": "mma_linear"}
+
 
 class _Out(ctypes.Structure):
     """`Out` of csrc/common.cuh."""
@@ -82,7 +91,7 @@ class _Out(ctypes.Structure):
 POINTER, INT = ctypes.c_void_p, ctypes.c_int
 
 
-@lru_cache(maxsize=None)
+@cache
 def kernel(device: int, name: str, variant: Shape) -> nvrtc.Kernel:
     """The kernel for one format and shape on one device, compiled and loaded once."""
     major, minor = torch.cuda.get_device_capability(device)
@@ -168,7 +177,7 @@ class Workspace:
         return self.sums.data_ptr(), self.arrived.data_ptr()
 
 
-@lru_cache(maxsize=None)
+@cache
 def workspace(device: torch.device) -> Workspace:
     """The one workspace of a device: launches on one stream share it."""
     return Workspace(device)
@@ -187,21 +196,30 @@ def launch(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> None:
-    """y f32[m, rows] (any row stride) = x Wᵀ · scale + bias + residual, by `grid` thread blocks; x as `prepare`
-    makes it.
+    """y f32[m, rows] (any row stride) = x Wᵀ · scale + bias + residual, by `grid` thread blocks.
+
+    x: as `prepare` makes it.
     """
     blocks, m, _ = x.shape
     tiles, device = records.shape[0], records.device
-    owners, workers, passes = shape.owners(tiles), shape.workers(grid), -(-m // shape.x_rows)
-    room = min(-(-workers // owners) + 1, blocks)
-    each = 16 * shape.x_rows * (1 if shape.kind == "gemv" else shape.tiles * shape.warps)
-    counters = passes * owners * (1 if shape.kind == "gemv" else shape.warps)
-    sums, arrived = workspace(device).take(passes * owners * room * each, counters)
+    passes = -(-m // shape.x_rows)
+    sums, arrived = None, None
+    if shape.kind == "gemv":
+        room = shape.warp_room(tiles, blocks, grid)
+    else:
+        owners = shape.owners(tiles)
+        room = min(-(-grid // owners) + 1, blocks)
+        counters = passes * owners * shape.warps
+        sums, arrived = workspace(device).take(counters * room * shape.tiles * 16 * shape.x_rows, counters)
     given = (None if extra is None else extra.data_ptr() for extra in (scale, bias, residual))
     ldr = 0 if residual is None else residual.stride(0)
     out = _Out(*given, y.data_ptr(), sums, arrived, m, rows, ldr, y.stride(0))
     args = [POINTER(records.data_ptr()), POINTER(x.data_ptr()), out, INT(tiles), INT(blocks), INT(room)]
     stream = torch.cuda.current_stream(device).cuda_stream
     kernel(device.index or 0, name, shape).launch(
-        (grid, 1, passes), 32 * shape.warps, shape.shared_bytes(FORMATS[name], blocks), stream, args
+        (grid, 1, passes),
+        32 * shape.warps,
+        shape.shared_bytes(FORMATS[name], tiles, blocks, grid),
+        stream,
+        args,
     )

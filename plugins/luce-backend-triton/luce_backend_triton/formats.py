@@ -233,7 +233,7 @@ def _padded(x: Tensor, cols: int) -> Tensor:
 
 def _codes(fmt: RecordFormat, codes: Tensor) -> Tensor:
     """u8[tiles, 16, blocks, 256] -> u8[tiles, blocks, code bytes]."""
-    # tiles, hi, g, blocks, c, h, s, t, e -> tiles, blocks, c, g, t, h, hi, (s, e): a lane's words side by side
+    # tiles, hi, g, blocks, c, h, s, t, e -> tiles, blocks, c, g, t, h, hi, (s, e): words of a lane together
     tiles, _, blocks, _ = codes.shape
     x = codes.view(tiles, 2, 8, blocks, 4, 2, 2, 4, 4).permute(0, 3, 4, 2, 7, 5, 1, 6, 8).flatten(-2)
     if fmt.bits == 8:  # lanes have 16 bytes of each h, so that a warp reads 512 in a row

@@ -55,7 +55,7 @@ def luce_register_devices() -> list[DeviceInfo]:
 @hookimpl
 def luce_register_ops() -> list[OpLayer]:
     summaries = {
-        "triton": "quantized weights in the file's precision; few rows in CUDA C++, many through f16 products",
+        "triton": "weights in the file's precision; few rows in CUDA C++, many through f16 products",
         "triton-portable": "the same without CUDA C++: Triton alone",
     }
     return [
@@ -82,7 +82,7 @@ def luce_extend_plan(plan: BackendPlan) -> Sequence[PlanPatch]:
         return [PlanPatch(OP_LAYERS, ("triton-portable",), "--triton-kernels triton")]
     version = nvrtc.compiler_version()
     if asked == "auto" and not version:
-        return [PlanPatch(OP_LAYERS, ("triton-portable",), "NVRTC was not found; few rows are slower in Triton")]
+        return [PlanPatch(OP_LAYERS, ("triton-portable",), "no NVRTC; few rows are slower in Triton")]
     return [PlanPatch(OP_LAYERS, ("triton",), f"CUDA C++ by NVRTC {version}")]
 
 
@@ -94,7 +94,7 @@ def luce_check_plan(plan: BackendPlan) -> Sequence[Problem]:
     if "triton" in plan.values[OP_LAYERS] and not nvrtc.compiler_version():
         problems.append(
             Problem(
-                "Op layer 'triton' compiles CUDA C++, but NVRTC was not found beside torch or in a CUDA toolkit.",
+                "Op layer 'triton' compiles CUDA C++, but there is no NVRTC beside torch or in a toolkit.",
                 "Install nvidia-cuda-nvrtc, set CUDA_HOME, or choose --triton-kernels triton.",
             )
         )

@@ -1,7 +1,9 @@
+# Triton compiles these functions: no annotations, no conditional expressions.
+# ruff: noqa: ANN001, ANN201, SIM108, PLR0915
 """Triton kernels: the input of few rows, dense weights, and a product that needs neither CUDA C++ nor a GPU.
 
-All of them run in Triton's interpreter too. Values are f32 from the load on; dots take f16 on a device and f32
-in the interpreter, which multiplies halves as they are and bf16 wrongly.
+All of them run in Triton's interpreter too. Values are f32 from the load on; dots take f16 on a device
+and f32 in the interpreter, which multiplies halves as they are and bf16 wrongly.
 """
 
 from __future__ import annotations
@@ -73,11 +75,16 @@ def power_of_two(top):
 def prepare(
     x, up, weight, out16, out32, out8, m, k, ldx, eps, limit,
     MMA: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr, CLAMP: tl.constexpr, CHUNK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One row, one block of 256 columns -> X_BYTES, as csrc/mma.cu or csrc/gemv.cu wants them.
 
-    out16, out32, out8: views of the same u8[blocks, m, 576].
+    out16, out32, out8: views of the same u8[blocks, m, 576]. OVERLAP: what follows may fetch its weights
+    already; what came before is waited for.
     """
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row, block = tl.program_id(0), tl.program_id(1)
     x += row.to(tl.int64) * ldx
     up += row.to(tl.int64) * ldx
@@ -140,7 +147,7 @@ def decode(
     RECORD: tl.constexpr, CODES: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr, ZERO: tl.constexpr,
     SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Rows `row` [R] of W in one block of columns -> f32[R, 256]. records u8 and halves f16: the same bytes."""
+    """Rows `row` [R] of W in one block of columns -> f32[R, 256]. records u8, halves f16: the same bytes."""
     k = tl.arange(0, 256)[None, :]
     base = ((row // 16).to(tl.int64) * blocks + block)[:, None] * RECORD
     rr = (row % 16)[:, None]
@@ -216,13 +223,13 @@ def linear(
     ROWS: tl.constexpr, RECORD: tl.constexpr, CODES: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr,
     ZERO: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
-    """y = x Wᵀ · scale + bias + residual for M rows of x and ROWS of W. x f16[m, 256 · blocks] · factors[m]."""
+    """y = x Wᵀ · scale + bias + residual, M rows of x and ROWS of W. x f16[m, 256 · blocks] · factors[m]."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     who = tl.program_id(1) * M + tl.arange(0, M)
     inside, live = row < n, who < m
     column = tl.arange(0, 256)
     total = tl.zeros((M, ROWS), tl.float32)
-    for block in range(0, blocks):
+    for block in range(blocks):
         last = (n + 15) // 16 * 16 - 1
         w = decode(
             records, halves, table, tl.minimum(row, last), block, blocks, RECORD, CODES, BITS, TABLE, ZERO,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,16 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from luce_backend_triton.formats import FORMATS, SCALE_KINDS, TILE_ROWS, RecordFormat, blocks_of, fits, pack, tiles_of
+from luce_backend_triton.formats import (
+    FORMATS,
+    SCALE_KINDS,
+    TILE_ROWS,
+    RecordFormat,
+    blocks_of,
+    fits,
+    pack,
+    tiles_of,
+)
 from luce_core.contracts import Linear, RawLinear
 
 log = logging.getLogger(__name__)
@@ -79,7 +88,7 @@ class Group:
     parts: tuple[Part, ...] = field(converter=tuple)
 
 
-@lru_cache(maxsize=None)
+@cache
 def codebook(name: str, device: torch.device) -> Tensor:
     """f32[16]; zeros for a format without one, which never reads it."""
     return torch.tensor(FORMATS[name].table or (0.0,) * 16, dtype=torch.float32, device=device)
@@ -96,7 +105,7 @@ def pack_matrix(raw: RawLinear, floats: Any) -> Matrix | Dense:
         if records is not None:
             return Matrix(raw.name, raw.format, rows, cols, records)
     log.warning(
-        "Tensor %r is stored as %s, for which this backend has no kernel; kept as float16, %.1f MiB for %.1f.",
+        "Tensor %r is stored as %s, for which there is no kernel here; kept as float16, %.1f MiB for %.1f.",
         raw.name, raw.format, rows * cols * 2 / 2**20, raw.data.nbytes / 2**20,
     )  # fmt: skip
     return Dense(torch.from_numpy(floats(raw.format, raw.data)).to(device, torch.float16))
@@ -164,6 +173,9 @@ def _part(members: list[Linear]) -> Part:
     if any(member.bias is not None for member in members):
         like = next(member.bias for member in members if member.bias is not None)
         bias = torch.cat(
-            [like.new_zeros(member.out_features) if member.bias is None else member.bias for member in members]
+            [
+                like.new_zeros(member.out_features) if member.bias is None else member.bias
+                for member in members
+            ]
         )
     return Part(matrix, tuple(members), bias)

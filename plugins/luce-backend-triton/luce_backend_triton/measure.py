@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -17,7 +17,7 @@ SHARE = 8
 REPEATS = 5
 
 
-@lru_cache(maxsize=None)
+@cache
 def once(device: torch.device) -> None:
     """Measure a CUDA device whose kind has no figure yet; nothing for others."""
     if device.type != "cuda":

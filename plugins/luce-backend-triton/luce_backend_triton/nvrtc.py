@@ -139,8 +139,8 @@ STATIC_SHARED = 1 << 10
 class Kernel:
     """One compiled function, loaded into the current context.
 
-    most_shared: bytes of shared memory a thread block may have on this device; overlaps: whether the kernel knows
-    how to wait for the launch in front of it.
+    most_shared: bytes of shared memory a thread block may have on this device; overlaps: whether the
+    kernel knows how to wait for the launch in front of it.
     """
 
     def __init__(self, image: bytes, function: str, most_shared: int, overlaps: bool) -> None:
@@ -154,7 +154,9 @@ class Kernel:
         found = lib.cuModuleGetFunction(ctypes.byref(self._function), self._module, function.encode())
         check(lib, found, f"Finding kernel {function!r}")
         status = lib.cuFuncSetAttribute(self._function, MAX_SHARED, most_shared - STATIC_SHARED)
-        check(lib, status, f"Asking for {most_shared - STATIC_SHARED} bytes of shared memory for {function!r}")
+        check(
+            lib, status, f"Asking for {most_shared - STATIC_SHARED} bytes of shared memory for {function!r}"
+        )
 
     def launch(
         self, grid: Sequence[int], threads: int, shared_bytes: int, stream: int, args: Sequence[Any]
@@ -174,7 +176,12 @@ class Kernel:
 class _Attribute(ctypes.Structure):
     """CUlaunchAttribute."""
 
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
 
 
 class _Config(ctypes.Structure):

@@ -1,4 +1,6 @@
-"""Op layers `triton` and `triton-portable`: linears on packed weights, with what stands around them fused in."""
+"""Op layers `triton` and `triton-portable`: linears on packed weights, with what stands around them fused
+in.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,6 @@ class TritonOptions(BaseModel):
 
     kernels: Kernels = Field(
         "auto",
-        description="What multiplies few rows: cuda compiles CUDA C++ at first use (fastest), triton is slower "
-        "and needs no NVRTC; auto takes cuda where NVRTC is found.",
+        description="What multiplies few rows: cuda compiles CUDA C++ at first use (fastest), triton is "
+        "slower and needs no NVRTC; auto takes cuda where NVRTC is found.",
     )

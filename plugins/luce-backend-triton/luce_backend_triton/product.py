@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 import triton
@@ -24,9 +24,15 @@ SCRATCH_BYTES = 512 << 20
 ACTS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
+@cache
+def overlaps(device: torch.device) -> bool:
+    """Whether a launch may begin beside the one before it."""
+    return few_rows.OVERLAP and torch.cuda.get_device_capability(device)[0] >= 9
+
+
 @define(eq=False)
 class Rows:
-    """One input [m, k] of linears: x, or norm(x), or act(x) · up; made ready once for each kernel that asks."""
+    """One input [m, k] of linears: x, or norm(x), or act(x) · up; made ready once for each kernel."""
 
     x: Tensor
     """f32[m, k], rows at any stride."""
@@ -59,9 +65,11 @@ class Rows:
             blocks = blocks_of(k)
             out = torch.empty(blocks, m, X_BYTES, dtype=torch.uint8, device=x.device)
             views = (out.view(torch.float16), out.view(torch.float32), out.view(torch.int8))
+            overlap = x.is_cuda and overlaps(x.device)
             kernels.prepare[(m, blocks)](
-                x, up, weight, *views, m, k, x.stride(0), eps, limit, MMA=kind == "mma", num_warps=4, **constants
-            )
+                x, up, weight, *views, m, k, x.stride(0), eps, limit, MMA=kind == "mma", OVERLAP=overlap,
+                num_warps=4, launch_pdl=overlap, **constants,
+            )  # fmt: skip
             self._few[kind] = out
         return self._few[kind]
 
@@ -93,7 +101,9 @@ def product(
     m = rows.x.shape[0]
     device = matrix.records.device
     if cuda and device.type == "cuda" and m <= shapes.MMA_LIMIT:
-        found = shapes.choose(matrix.fmt, m, matrix.blocks, shapes.room_of(device.index or 0))
+        found = shapes.choose(
+            matrix.fmt, m, matrix.records.shape[0], matrix.blocks, shapes.room_of(device.index or 0)
+        )
         if found is not None:
             shape, grid = found
             y = torch.empty(m, matrix.rows, device=device)
@@ -136,8 +146,8 @@ def dense_rows(matrix: Matrix, first: int, count: int, out: Tensor) -> None:
     """Rows first .. first + count as floats -> out [count, at least matrix.cols]."""
     grid = (-(-count // 16), matrix.blocks)
     kernels.dequantize[grid](
-        *matrix.views(), out, out, count, first, out.shape[1], matrix.blocks, out.stride(0), IDS=False, ROWS=16,
-        num_warps=4, **matrix.constants(),
+        *matrix.views(), out, out, count, first, out.shape[1], matrix.blocks, out.stride(0),
+        IDS=False, ROWS=16, num_warps=4, **matrix.constants(),
     )  # fmt: skip
 
 
@@ -152,7 +162,7 @@ def table_rows(matrix: Matrix, ids: Tensor) -> Tensor:
     return out
 
 
-@lru_cache(maxsize=None)
+@cache
 def _scratch(device: torch.device, count: int) -> Tensor:
     """f16[count], the one place of a device where dense weights are made."""
     return torch.empty(count, dtype=torch.float16, device=device)
@@ -167,7 +177,9 @@ def _many(matrix: Matrix, rows: Rows) -> Tensor:
     for first in range(0, matrix.rows, step):
         count = min(step, matrix.rows - first)
         need = count * wide
-        scratch = _scratch(x.device, max(need, SCRATCH_BYTES // 2 if x.is_cuda else need))[:need].view(count, wide)
+        scratch = _scratch(x.device, max(need, SCRATCH_BYTES // 2 if x.is_cuda else need))[:need].view(
+            count, wide
+        )
         dense_rows(matrix, first, count, scratch)
         if x.is_cuda:
             part = torch.mm(x, scratch.t(), out_dtype=torch.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 from attrs import frozen
@@ -11,12 +11,17 @@ from luce_backend_triton.few_rows import GEMV_ROWS, MMA_ROWS, Shape
 from luce_backend_triton.formats import RecordFormat
 
 MMA_LIMIT = 128
-"""Rows from here on: dense f16 weights and one large product. Below, passes of 32 rows over packed weights."""
+"""More rows: dense f16 weights and one large product. Up to it, passes of 32 rows over packed weights."""
 BLOCK_RESERVE = 1 << 10
 """Shared memory the driver keeps for each thread block."""
 
-GEMV = ((16, 3), (16, 2), (8, 3), (8, 2), (4, 2), (2, 2))
-"""(warps, stages), best first where they fit: measured on an H200, LOG.md 2026-11-29."""
+SMALL_TILES = 4
+"""Row tiles per multiprocessor, below which a matrix counts as small."""
+GEMV = ((10, 4, 2), (10, 3, 2), (8, 3, 2), (12, 3, 1), (8, 2, 1), (4, 2, 1), (2, 2, 1))
+GEMV_SMALL = ((12, 4, 1), (12, 3, 1), (8, 2, 1), (4, 2, 1), (2, 2, 1))
+"""(warps, stages, thread blocks per multiprocessor), best first where they fit: measured on an H200, LOG.md
+2026-11-29.
+"""
 MMA = {
     8: ((2, 4, 2, 4), (2, 4, 2, 2), (1, 4, 2, 1), (1, 2, 2, 1)),
     16: ((2, 4, 2, 3), (2, 4, 2, 2), (1, 4, 2, 1), (1, 2, 2, 1)),
@@ -42,7 +47,7 @@ class Room:
         return each <= self.block_bytes and per * each <= self.total_bytes
 
 
-@lru_cache(maxsize=None)
+@cache
 def room_of(device: int) -> Room:
     """Of a CUDA device."""
     about = torch.cuda.get_device_properties(device)
@@ -53,17 +58,17 @@ def room_of(device: int) -> Room:
     )
 
 
-@lru_cache(maxsize=None)
-def choose(fmt: RecordFormat, m: int, blocks: int, room: Room) -> tuple[Shape, int] | None:
-    """The kernel for m rows of x and `blocks` records across, and its thread blocks; None: nothing fits."""
+@cache
+def choose(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tuple[Shape, int] | None:
+    """The kernel for m rows of x and tiles × blocks records, and its thread blocks; None: nothing fits."""
     if m <= GEMV_ROWS:
-        for warps, stages in GEMV:
-            shape = Shape("gemv", m, 1, warps, stages)
-            if room.fits(shape.shared_bytes(fmt, blocks), 1):
-                return shape, room.multiprocessors
+        for warps, stages, per in GEMV if tiles >= SMALL_TILES * room.multiprocessors else GEMV_SMALL:
+            shape, grid = Shape("gemv", m, 1, warps, stages), per * room.multiprocessors
+            if room.fits(shape.shared_bytes(fmt, tiles, blocks, grid), per):
+                return shape, grid
     rows = min(-(-m // 8) * 8, MMA_ROWS)
-    for tiles, warps, stages, per in MMA[rows]:
-        shape = Shape("mma", rows, tiles, warps, stages)
-        if room.fits(shape.shared_bytes(fmt, blocks), per):
+    for each, warps, stages, per in MMA[rows]:
+        shape = Shape("mma", rows, each, warps, stages)
+        if room.fits(shape.shared_bytes(fmt, tiles, blocks, room.multiprocessors * per), per):
             return shape, room.multiprocessors * per
     return None

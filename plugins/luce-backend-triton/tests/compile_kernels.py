@@ -1,6 +1,7 @@
-"""Compile every Triton kernel for a list of targets, without a GPU; run by test_compile.py in a fresh process.
+"""Compile every Triton kernel for a list of targets, without a GPU; run by test_compile.py in a fresh
+process.
 
-Prints one line per kernel and target: name, target, bytes of stack, "ok".
+Prints one line per kernel and target: name, target, "ok".
 """
 
 from __future__ import annotations
@@ -31,18 +32,15 @@ def constants(name):
 def variants():
     """(kernel, constants, types that differ from POINTERS)."""
     row = {"NORM": True, "ACT": "", "CLAMP": 0, "CHUNK": 1024}
-    acts = [{**row, "NORM": False, "ACT": act, "CLAMP": clamp} for act, clamp in (("silu", 0), ("gelu", 1), ("gelu_tanh", 2))]
-    for one in (row, acts[0]):
-        yield kernels.prepare, {**one, "MMA": True}, {}
-        yield kernels.prepare, {**one, "MMA": False}, {}
-    for one in (row, *acts):
-        yield kernels.prepare_dense, one, {"out": "*fp16"}
-    for name in FORMATS:
-        yield kernels.dequantize, {**constants(name), "IDS": True, "ROWS": 1}, {"out": "*fp32"}
-        yield kernels.dequantize, {**constants(name), "IDS": False, "ROWS": 16}, {"out": "*fp16"}
-    for name in ("Q4_K", "Q6_K"):
-        has = {"HAS_SCALE": True, "HAS_BIAS": True, "HAS_RESIDUAL": True}
-        yield kernels.linear, {**constants(name), **has, "M": 16, "ROWS": 32}, {"x": "*fp16"}
+    act = {**row, "NORM": False, "ACT": "gelu", "CLAMP": 1}
+    yield kernels.prepare, {**row, "MMA": False, "OVERLAP": False}, {}
+    yield kernels.prepare, {**act, "MMA": True, "ACT": "silu", "CLAMP": 0, "OVERLAP": True}, {}
+    yield kernels.prepare_dense, act, {"out": "*fp16"}
+    yield kernels.prepare_dense, {**act, "ACT": "gelu_tanh", "CLAMP": 2}, {"out": "*fp16"}
+    yield kernels.dequantize, {**constants("Q5_K"), "IDS": True, "ROWS": 1}, {"out": "*fp32"}
+    yield kernels.dequantize, {**constants("MXFP4"), "IDS": False, "ROWS": 16}, {"out": "*fp16"}
+    has = {"HAS_SCALE": True, "HAS_BIAS": True, "HAS_RESIDUAL": True}
+    yield kernels.linear, {**constants("Q6_K"), **has, "M": 16, "ROWS": 32}, {"x": "*fp16"}
 
 
 def main(targets):
@@ -56,7 +54,8 @@ def main(targets):
             }
             places = {(kernel.arg_names.index(name),): value for name, value in constexprs.items()}
             made = triton.compile(ASTSource(kernel, signature, places), target=gpu)
-            print(kernel.fn.__name__, target, sorted(made.asm)[-1], "ok", flush=True)
+            assert made.asm
+            print(kernel.fn.__name__, target, "ok", flush=True)
 
 
 if __name__ == "__main__":

@@ -31,13 +31,13 @@ class Dense(OpLayerContract):
     @pytest.fixture(autouse=True)
     def _interpreted(self) -> None:
         if torch.cuda.is_available():
-            pytest.skip("the rig of op layers loads models on the CPU; there kernels run in the interpreter only")
+            pytest.skip("the rig loads models on the CPU, where kernels run in the interpreter only")
 
     def make_model(self, folder: Path) -> Path:
         return write_dense_model(folder / "dense.gguf", quant=self.quant, layers=1)
 
 
-class TestQ4_K(Dense):  # noqa: N801
+class TestQ4_K(Dense):
     quant = "Q4_K"
 
 

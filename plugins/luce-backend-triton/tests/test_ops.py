@@ -13,16 +13,20 @@ from luce_core.contracts import Clamp, Linear, LinearGroup, Norm, RawLinear
 from luce_core.ops import build_ops
 from luce_core.ops.reference import REFERENCE
 
-BITS = 2**-10
-"""x and W as halves, sums in f32."""
+BITS = 2**-9
+"""x and W as halves through two products and a norm, sums in f32."""
 
 
 def names(layer):
-    bound = {op: getattr(layer, op) for op in ("pack_linear", "linear", "table_rows", "norm_linear", "linear_out")}
+    bound = {
+        op: getattr(layer, op) for op in ("pack_linear", "linear", "table_rows", "norm_linear", "linear_out")
+    }
     return build_ops({**bound, "gated_mlp": layer.gated_mlp, "head": layer.head})
 
 
-LAYERS = {"triton": ops.CUDA, "triton-portable": ops.PORTABLE}
+LAYERS = {"triton-portable": ops.PORTABLE}
+if torch.cuda.is_available():  # without a GPU both are the same code
+    LAYERS["triton"] = ops.CUDA
 
 
 @pytest.fixture(params=list(LAYERS))

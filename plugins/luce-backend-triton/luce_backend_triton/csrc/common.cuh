@@ -16,8 +16,8 @@ struct __align__(8) u32x2 { u32 x, y; };
 
 struct Out {  // y f32[m][ldy] = sum · scale + bias + residual
   const float *scale, *bias, *residual;
-  float *y, *sums;
-  u32* arrived;  // zero between launches
+  float *y, *sums;  // sums, arrived: mma.cu
+  u32* arrived;
   int m, n, ldr, ldy;
 };
 
@@ -108,24 +108,10 @@ __device__ __forceinline__ void look_up(u32 word, u32& first, u32& second) {
 // --- sharing the work
 //
 // A unit is one record (of each tile) of one owner of rows: units 0 .. blocks - 1 are the first owner's, and so on.
-// Every worker takes the same number of them in a row, so most owners' sums come from two or three workers. Those leave
-// theirs in `sums`, and the last to arrive adds them up, always in the same order. There are no more workers than units.
+// Every worker takes the same number of them in a row, so most owners' sums come from two or three workers.
 
 __device__ __forceinline__ int first_unit(int worker, int workers, int units) { return (int)((long long)units * worker / workers); }
 __device__ __forceinline__ int worker_of(int unit, int workers, int units) { return (int)(((long long)(unit + 1) * workers - 1) / units); }
-
-// Whether this warp is the last of `parts` to have left its sums.
-__device__ __forceinline__ bool is_last(u32* arrived, int parts, int lane) {
-  __threadfence();
-  __syncwarp();
-  u32 before = 0;
-  if (lane == 0) before = atomicAdd(arrived, 1u);
-  before = __shfl_sync(~0u, before, 0);
-  if (before != parts - 1) return false;
-  __threadfence();
-  if (lane == 0) *arrived = 0;
-  return true;
-}
 
 __device__ __forceinline__ void finish(const Out& out, float v, int row, int col) {
   if (row >= out.n || col >= out.m) return;

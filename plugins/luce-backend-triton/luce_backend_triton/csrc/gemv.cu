@@ -4,7 +4,7 @@
 // per 256 columns: a rounding of 1/65024 of their largest. So products and sums are exact, over all 256 columns where a
 // group's scale is an integer too, and only records meet in floats.
 //
-// A warp walks alone: a ring of records in shared memory, no barrier but the first, where the block's x arrives.
+// A warp walks alone: a ring of records in shared memory, no barrier between x's arrival and the end.
 
 #define X_WORDS 512  // [c][h][t] of (high 0-3, high 4-7, low 0-3, low 4-7); then i32[8] Σ x of groups
 #if TABLE
@@ -181,55 +181,25 @@ __device__ __forceinline__ void multiply(float (&total)[2][X_ROWS], const u8* re
   }
 }
 
-// The sums of tile `tile`, as worker `worker` of `workers`.
-__device__ __forceinline__ void flush(const Out& out, float (&total)[2][X_ROWS], int tile, int tiles, int blocks, int worker,
-                                      int workers, int parts_room, int first_row, int lane) {
-  const int units = tiles * blocks;
-  const int first = worker_of(tile * blocks, workers, units), parts = worker_of(tile * blocks + blocks - 1, workers, units) - first + 1;
-#pragma unroll
-  for (int i = 0; i < 2; i++)
-#pragma unroll
-    for (int n = 0; n < X_ROWS; n++) {
-      total[i][n] += __shfl_xor_sync(~0u, total[i][n], 1);
-      total[i][n] += __shfl_xor_sync(~0u, total[i][n], 2);
-    }
-  const int g = lane >> 2;
-  const bool writes = (lane & 3) == 0;
-  if (parts > 1) {
-    const float* at = out.sums + ((size_t)blockIdx.z * tiles + tile) * parts_room * (16 * X_ROWS) + g;
-    float* own = (float*)at + (worker - first) * (16 * X_ROWS);
-#pragma unroll
-    for (int i = 0; i < 2 * X_ROWS; i++)
-      if (writes) __stcg(own + i * 8, (&total[0][0])[i]);
-    if (!is_last(out.arrived + blockIdx.z * tiles + tile, parts, lane)) return;
-#pragma unroll
-    for (int i = 0; i < 2 * X_ROWS; i++) (&total[0][0])[i] = 0.f;
-#pragma unroll 1
-    for (int part = 0; part < parts; part++, at += 16 * X_ROWS)
-#pragma unroll
-      for (int i = 0; i < 2 * X_ROWS; i++) (&total[0][0])[i] += __ldcg(at + i * 8);
-  }
-  if (!writes) return;
-#pragma unroll
-  for (int i = 0; i < 2; i++)
-#pragma unroll
-    for (int n = 0; n < X_ROWS; n++) finish(out, total[i][n], tile * 16 + g + 8 * i, first_row + n);
-}
-
-// Grid: (blocks, 1, blocks of X_ROWS rows of x). A worker is a warp, an owner one tile. x: [blocks][m][X_BYTES], of 256
-// columns each, as above, and at X_FACTOR the f32 that x is to be multiplied with. Shared memory: all of x, then the
-// rings. sums: f32[z][tile][parts_room][16 · X_ROWS]; arrived: u32[z][tile].
+// Grid: (blocks, 1, blocks of X_ROWS rows of x). x: [blocks][m][X_BYTES], of 256 columns each, as above, and at X_FACTOR
+// the f32 that x is to be multiplied with.
+// A thread block takes whole tiles: sums that meet through memory would cost more than an uneven share. Its warps share
+// their units evenly, and sums meet in shared memory: x, rings, then f32[WARPS][room][X_ROWS][16], by warp and its
+// how-manieth tile.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tiles, int blocks, int parts_room) {
+gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
+  const int grid = min(gridDim.x, tiles);
+  if (blockIdx.x >= grid) return;
+  let_next_start();
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int first_row = blockIdx.z * X_ROWS, live = min(out.m - first_row, X_ROWS);
-  const int units = tiles * blocks, workers = min(gridDim.x * WARPS, units), worker = min(blockIdx.x * WARPS + warp, workers);
-  const int begin = first_unit(worker, workers, units), end = worker < workers ? first_unit(worker + 1, workers, units) : begin;
-  let_next_start();
+  const int tile0 = first_unit(blockIdx.x, grid, tiles), num_tiles = first_unit(blockIdx.x + 1, grid, tiles) - tile0;
+  const int units = num_tiles * blocks, begin = first_unit(warp, WARPS, units), end = first_unit(warp + 1, WARPS, units);
   u8* ring = shared + X_ROWS * blocks * X_BYTES + warp * STAGES * RECORD;
+  float* partial = (float*)(shared + X_ROWS * blocks * X_BYTES + WARPS * STAGES * RECORD);
 
-  const u8* source = records + (size_t)begin * RECORD;
+  const u8* source = records + ((size_t)tile0 * blocks + begin) * RECORD;
   int left = end - begin;
   u8* to = ring;
   auto fetch = [&]() {
@@ -251,7 +221,8 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
   __syncthreads();
   float total[2][X_ROWS] = {};
   const u8* record = ring;
-  int tile = begin / blocks, block = begin % blocks;
+  float* mine = partial + warp * room * (16 * X_ROWS) + (lane >> 2);
+  int block = begin % blocks;
   for (int i = begin; i < end; i++) {
     wait();
     __syncwarp();
@@ -259,10 +230,30 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
     multiply(total, record, shared + block * X_ROWS * X_BYTES, lane);
     record = record == ring + (STAGES - 1) * RECORD ? ring : record + RECORD;
     if (++block == blocks || i == end - 1) {
-      flush(out, total, tile, tiles, blocks, worker, workers, parts_room, first_row, lane);
-      tile++, block = 0;
+      block = 0;
 #pragma unroll
-      for (int j = 0; j < 2 * X_ROWS; j++) (&total[0][0])[j] = 0.f;
+      for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int n = 0; n < X_ROWS; n++) {
+          float v = total[j][n];
+          v += __shfl_xor_sync(~0u, v, 1);
+          v += __shfl_xor_sync(~0u, v, 2);
+          if ((lane & 3) == 0) mine[n * 16 + 8 * j] = v;
+          total[j][n] = 0.f;
+        }
+      mine += 16 * X_ROWS;
     }
+  }
+  __syncthreads();
+
+  for (int i = threadIdx.x; i < num_tiles * live * 16; i += 32 * WARPS) {
+    const int row = i % 16, n = i / 16 % live, tile = i / (16 * live), until = (tile + 1) * blocks;
+    float v = 0.f;
+    for (int w = worker_of(tile * blocks, WARPS, units); w < WARPS; w++) {
+      const int start = first_unit(w, WARPS, units);
+      if (start >= until) break;
+      if (start < first_unit(w + 1, WARPS, units)) v += partial[(w * room + tile - start / blocks) * (16 * X_ROWS) + n * 16 + row];
+    }
+    finish(out, v, (tile0 + tile) * 16 + row, first_row + n);
   }
 }

@@ -200,6 +200,19 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
   }
 }
 
+// Whether this warp is the last of `parts` to have left its sums.
+__device__ __forceinline__ bool is_last(u32* arrived, int parts, int lane) {
+  __threadfence();
+  __syncwarp();
+  u32 before = 0;
+  if (lane == 0) before = atomicAdd(arrived, 1u);
+  before = __shfl_sync(~0u, before, 0);
+  if (before != parts - 1) return false;
+  __threadfence();
+  if (lane == 0) *arrived = 0;
+  return true;
+}
+
 // The sums of this warp's rows over blocks from .. to of them, as worker `blockIdx.x`.
 __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS][4], int owner, int blocks, int units, int workers,
                                       int parts_room, int first_row, int warp, int lane) {
@@ -232,7 +245,9 @@ __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS
 // Grid: (workers, 1, blocks of X_ROWS rows of x). A worker is a thread block, an owner WARPS · TILES tiles.
 // x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, f16[8] Σ x of groups, and at X_FACTOR the
 // f32 that x is to be multiplied with; zero beyond W's columns. Rows of shared memory beyond x hold anything: what
-// comes of them is dropped. sums: f32[z][owner][warp][parts_room][TILES · COLS · 128]; arrived: u32[z][owner][warp].
+// comes of them is dropped. Workers leave their part of an owner's sums, and the last to arrive adds them up, always in the
+// same order. sums: f32[z][owner][warp][parts_room][TILES · COLS · 128]; arrived: u32[z][owner][warp],
+// zero between launches.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tiles, int blocks, int parts_room) {
   extern __shared__ __align__(16) u8 shared[];

@@ -1,0 +1,97 @@
+"""Every kernel compiles for old and new GPUs, none of which is needed for it; CUDA C++ without spilling."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from luce_backend_triton import few_rows, nvrtc, shapes
+from luce_backend_triton.few_rows import Shape
+from luce_backend_triton.formats import FORMATS
+from luce_backend_triton.shapes import Room
+
+from luce_core.errors import EngineError
+
+H200 = Room(132, 232448, 233472)
+SMALL = Room(20, 65536, 65536)
+"""Compute capability 7.5."""
+NVCC = shutil.which("nvcc")
+
+
+def test_triton_kernels_compile(tmp_path):
+    script = Path(__file__).parent / "compile_kernels.py"
+    env = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    command = [sys.executable, str(script), "cuda:90"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count(" ok") == 7
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "shape"),
+    [
+        ("sm_75", "Q5_K", Shape("gemv", 2, 1, 4, 2)),
+        ("sm_75", "Q4_K", Shape("mma", 8, 1, 4, 2)),
+        ("sm_86", "IQ4_XS", Shape("mma", 16, 2, 4, 2)),
+        ("sm_90", "Q6_K", Shape("gemv", 1, 1, 10, 3)),
+        ("sm_90", "Q4_K", Shape("mma", 32, 2, 4, 2)),
+        ("sm_120", "MXFP4", Shape("gemv", 1, 1, 8, 3)),
+    ],
+)
+def test_cuda_kernels_compile(tmp_path, arch, name, shape):
+    defined = few_rows.defines(FORMATS[name], shape)
+    source = "".join((nvrtc.SOURCES / part).read_text() for part in ("common.cuh", f"{shape.kind}.cu"))
+    if nvrtc.nvrtc() is not None:
+        assert nvrtc.compile_cuda(source, shape.kind, arch, defined)
+        return
+    if NVCC is None:
+        pytest.skip("neither NVRTC nor nvcc is here to compile CUDA C++ with")
+    unit = tmp_path / "unit.cu"
+    unit.write_text(
+        "".join((nvrtc.SOURCES / part).read_text() for part in ("common.cuh", f"{shape.kind}.cu"))
+    )
+    flags = [f"-D{key}={value}" for key, value in defined.items()]
+    command = [
+        NVCC,
+        f"-arch={arch}",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        *flags,
+        "-o",
+        str(tmp_path / "unit.cubin"),
+        str(unit),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    spilled = re.findall(r"(\d+) bytes spill", done.stderr)
+    assert spilled
+    assert set(spilled) == {"0"}
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(nvrtc, "nvrtc", lambda: None)
+    with pytest.raises(EngineError, match="nvidia-cuda-nvrtc"):
+        nvrtc.compile_cuda("", "mma", "sm_90", {})
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("room", [H200, SMALL], ids=["H200", "small"])
+def test_every_number_of_rows_has_a_kernel_that_fits(name, room):
+    for rows in (1, 2, 3, 8, 9, 17, 25, 32, 33, 128):
+        for tiles, blocks in ((1, 1), (64, 4), (320, 24), (2176, 20), (15520, 20), (320, 68)):
+            found = shapes.choose(FORMATS[name], rows, tiles, blocks, room)
+            assert found is not None, (rows, tiles, blocks)
+            shape, grid = found
+            assert shape.x_rows == rows if shape.kind == "gemv" else shape.x_rows % 8 == 0
+            per = grid // room.multiprocessors
+            assert room.fits(shape.shared_bytes(FORMATS[name], tiles, blocks, grid), per)
+
+
+def test_one_row_goes_to_integers_and_many_to_tensor_cores():
+    kinds = [shapes.choose(FORMATS["Q4_K"], rows, 1088, 20, H200)[0].kind for rows in (1, 2, 3, 32)]
+    assert kinds == ["gemv", "gemv", "mma", "mma"]
