@@ -77,6 +77,13 @@ def test_defaults_of_absent_keys(tmp_path):
     assert (params.expert_scale, params.router_softcap) == (1.0, 0.0)
 
 
+def test_end_tokens_are_those_of_the_file(tmp_path):
+    """Beginning and end of a text are one token; `</assistant>`, which ends a turn, is another."""
+    ids = {"bos": 2, "eos": 2, "eot": 24, "padding": 9}
+    spec = described(tmp_path, {f"tokenizer.ggml.{name}_token_id": token for name, token in ids.items()})
+    assert spec.tokens == {"bos": (2,), "eos": (2,), "eot": (24,), "pad": (9,)}
+
+
 def test_without_a_window_there_is_one_group(tmp_path):
     spec = described(tmp_path, drop=("laguna.attention.sliding_window",))
     assert spec.layout.groups == (Group("full"),)
