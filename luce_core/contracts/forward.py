@@ -116,7 +116,9 @@ class Network(Protocol):
     """
 
     nextn: Network | None
-    """The MTP block: `trunk(batch, final of the previous token)`."""
+    """The MTP block: `trunk(batch, final of the previous token)`; zeros where there is none. Its own `nextn`
+    is what goes on from the finals it gives.
+    """
 
     def trunk(self, batch: ForwardBatch, final: Tensor | None = None) -> Tensor:
         """All layers -> [T, final_width], before the final norm."""

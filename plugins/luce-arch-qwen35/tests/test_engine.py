@@ -1,0 +1,77 @@
+"""A whole engine: greedy texts are Hugging Face's, beside others, from a cached prefix, with candidates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from luce_core.testing.drafters import ScriptedDrafter
+from luce_core.testing.gguf_factory import write_gguf
+from luce_core.testing.pipeline import TOY_HOOKS, EngineRig, make_pipeline
+from luce_core.testing.toy_vocab import toy_vocabulary
+
+from .hugging_face import metadata_of, random_model, tensors_of
+
+HOOKS = "luce_arch_qwen35.hooks"
+OPTIONS = {"cache_type_k": "f32", "cache_type_v": "f32", "chunk": 32, "threads": 1}
+LENGTH = 10
+
+
+@pytest.fixture(scope="module", params=["qwen35", "qwen35moe"])
+def case(request, tmp_path_factory):
+    """(file, three prompts, the first two with 70 tokens in common, Hugging Face's model)"""
+    vocabulary = toy_vocabulary("bpe")
+    size = len(vocabulary["tokenizer.ggml.tokens"])
+    random = random_model(request.param, {"vocab_size": size})
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_gguf(path, {**metadata_of(random), **vocabulary}, tensors_of(random))
+    draw = torch.Generator().manual_seed(8)
+    common, *ends = (torch.randint(0, 250, (count,), generator=draw).tolist() for count in (70, 9, 14, 33))
+    return path, [common + ends[0], common + ends[1], ends[2]], random.model
+
+
+@torch.no_grad()
+def assert_greedy(model, prompts, answers):
+    """Behind every token of an answer, its next one is Hugging Face's best."""
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert len(answer) == LENGTH
+        best = model(torch.tensor([prompt + answer])).logits[0].argmax(-1).tolist()
+        assert answer == best[len(prompt) - 1 : -1]
+
+
+def test_prompts_together_and_a_prefix_from_the_cache(case):
+    path, prompts, model = case
+    rig = EngineRig(make_pipeline(path, TOY_HOOKS, HOOKS, options=OPTIONS))
+    answers = rig.generate(*prompts, max_tokens=LENGTH)
+    assert_greedy(model, prompts, answers)
+    again = [rig.submit(prompt, LENGTH) for prompt in prompts]
+    rig.run()
+    assert [answer.ids for answer in again] == answers
+    # the state of a recurrence comes back only where a checkpoint was made
+    assert all(answer.done.usage["cached_tokens"] > 0 for answer in again)
+
+
+def test_candidates_are_taken_and_rolled_back(case):
+    """Two chains behind the newest token, a wrong one and one that is right for two tokens."""
+    path, prompts, model = case
+    plain = EngineRig(make_pipeline(path, TOY_HOOKS, HOOKS, options=OPTIONS))
+    want = plain.generate(*prompts, max_tokens=LENGTH)
+    texts = [prompt + answer for prompt, answer in zip(prompts, want, strict=True)]
+
+    def script(text, capacity):
+        whole = next(known for known in texts if known[: len(text)] == list(text))
+        right = whole[len(text) : len(text) + 2]
+        if len(right) < 2 or capacity < 5:  # less room than this tree takes
+            return [], []
+        wrong = [(token + 1) % 250 for token in right]
+        # in the order of the tree: parents are rows, the newest token is -1
+        return [wrong[0], right[0], wrong[1], right[1], wrong[0]], [-1, -1, 0, 1, 3]
+
+    drafter = ScriptedDrafter(script)
+    rig = EngineRig(make_pipeline(path, TOY_HOOKS, HOOKS, options=OPTIONS, drafters=[drafter]))
+    answers = [rig.submit(prompt, LENGTH) for prompt in prompts]
+    rig.run()
+    assert [answer.ids for answer in answers] == want
+    assert_greedy(model, prompts, want)
+    assert drafter.rounds > 0
+    assert sum(answer.done.usage["accepted_tokens"] for answer in answers) >= 6
