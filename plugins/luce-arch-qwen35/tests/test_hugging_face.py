@@ -16,14 +16,23 @@ from luce_core.testing.rig import ModelRig
 from .hugging_face import metadata_of, random_model, rope, tensors_of, written
 
 HOOKS = "luce_arch_qwen35.hooks"
-TOLERANCE = 5e-5
-"""Of the largest logit, against float32 of Hugging Face, whose own error is of the same size."""
+TOLERANCE = 2e-5
+"""Of the largest logit. Measured: up to 7e-6, where Hugging Face itself is 5e-6 from float64."""
 LINEAR, FULL = "linear_attention", "full_attention"
 CASES = {
     "a value head per key head": ("qwen35", {"linear_num_key_heads": 3, "linear_num_value_heads": 3}),
     "two per key head": ("qwen35", {"linear_num_key_heads": 3, "linear_num_value_heads": 6}),
     "three per key head": ("qwen35", {}),
     "values wider than keys": ("qwen35", {"linear_key_head_dim": 8, "linear_value_head_dim": 24}),
+    "heads as wide as published": (
+        "qwen35",
+        {
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "head_dim": 256,
+            "rope_parameters": rope(0.25, (11, 11, 10)),
+        },
+    ),
     "as many key as query heads, tied": ("qwen35", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "one key head": ("qwen35", {"num_attention_heads": 6, "num_key_value_heads": 1}),
     "attention first": ("qwen35", {"layer_types": [FULL, LINEAR, LINEAR, FULL]}),
