@@ -50,7 +50,7 @@ def test_a_long_prompt_makes_neither_a_square_mask_nor_all_logits(tmp_path):
 
 
 def test_a_long_text_keeps_its_window_and_all_entries(tmp_path):
-    """Window 6, blocks of 8 tokens: what the next row sees lies in at most two, and one is being written."""
+    """Window 6, blocks of 8 tokens: a chunk of 20 tokens and the five before it lie in at most four."""
     torch.set_num_threads(1)
     rig = ModelRig(written(tmp_path / "m.gguf", *random_model({})), "luce_arch_deepseek4.hooks")
     seq = rig.open()
