@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from luce_arch_bailing import hooks
 from luce_arch_bailing.describe import describe
 
 from luce_core.cache.layout import log_bytes, slot_bytes, token_bytes
-from luce_core.contracts import CacheOptions, StateSizes
+from luce_core.contracts import CacheOptions, DeviceInfo, Equivalence, OpImpl, OpLayer, StateSizes
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import read_header
+from luce_core.options import load_options
+from luce_core.plan import make_plan, state_sizes
+from luce_core.plugins import from_modules
+from luce_core.testing.fake_plugins import make_plugin
 from luce_core.testing.gguf_header import q4_k_m, write_header
 
 VOCAB = 157184
+GIB = 1 << 30
+DEVICE = DeviceInfo("cpu", "a large CPU", 400 * GIB, 100e9, frozenset({"cpu"}), provenance="made up")
+PACKS = OpLayer("packs", (OpImpl("pack_linear", "nowhere:f"),), Equivalence.ROUNDING, frozenset({"cpu"}))
 A = "bailingmoe3."
 FLASH = {
     "block_count": 42,
@@ -163,6 +171,22 @@ def test_a_token_of_flash_reads_eight_experts_of_512(tmp_path):
     table = VOCAB * 2560 * 210 // 256
     assert spec.weight_bytes - spec.active_bytes == 40 * (512 - 8) * expert + table
     assert 4.5 < 8 * spec.weight_bytes / spec.parameters < 4.6
+
+
+def test_the_plan_counts_every_byte_of_state(tmp_path):
+    rig = make_plugin("rig", luce_register_devices=[DEVICE], luce_register_ops=[PACKS], luce_extend_plan=list)
+    registry = from_modules([hooks, rig])
+    header = header_of(tmp_path, FLASH)
+    asked = {"model": str(header.path), "ctx_size": "16384", "max_sequences": "2", "op_layer": "packs"}
+    plan = make_plan(load_options(registry, asked, {}, ()), header, registry, [DEVICE])
+    spec, sizes = plan.models[0].spec, state_sizes(plan)
+    claims = {claim.kind: claim.num_bytes for claim in plan.claims if claim.device == "cpu"}
+    assert claims["weights"] == spec.weight_bytes
+    tokens = sizes.num_blocks["target/full"] * sizes.block_tokens
+    assert 2 * 16384 <= tokens <= 2 * (16384 + 3 * sizes.block_tokens + sizes.max_held_rows)
+    row = 35 * (12288 + 3 * 32 * 128) * 4
+    slots = sizes.num_slots * (35 * (32 * 128 * 128 + 3 * 12288) * 4 + sizes.max_held_rows * row)
+    assert claims["state"] == 8064 * tokens + slots
 
 
 def test_the_small_one_is_described(tmp_path):
