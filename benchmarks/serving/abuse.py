@@ -46,8 +46,8 @@ def main() -> None:
     if options.as_client:
         as_client(*options.as_client, options)
         return
-    print(f"{'':16}{'RSS MiB':>21}{'conn.':>8}{'/health ms':>20}{'stream ms':>20}")
-    print(f"{'':16}{'before':>7}{'most':>7}{'after':>7}{'':8}" + f"{'p50':>6}{'p99':>7}{'max':>7}" * 2)
+    print(f"{'':16}{'RSS MiB':>21}{'conn.':>8}{'/health ms':>22}{'stream ms':>22}")
+    print(f"{'':16}{'before':>7}{'most':>7}{'after':>7}{'':8}" + f"{'p50':>6}{'p99':>8}{'max':>8}" * 2)
     for attack in options.attacks:
         row(attack, options)
 
@@ -56,7 +56,7 @@ def row(attack: str, options: argparse.Namespace) -> None:
     """One attack against a server of its own."""
     limits = Limits(connections=most_connections(), read_s=4.0, idle_s=60.0, write_s=4.0)
     with toy() as pipeline:
-        channel = PacedChannel(20_000, pipeline.target.backend.spec.vocab)
+        channel = PacedChannel(20_000, pipeline.target.backend.spec.vocab, gather_s=0.0)
         with serving(pipeline, channel=lambda *_: channel, limits=limits) as served:
             start_client("good", served.url, options, 0.5).communicate()  # warm
             before, watch = rss(), Watch(served)
@@ -69,7 +69,7 @@ def row(attack: str, options: argparse.Namespace) -> None:
             while served.server.server_state.connections and time.monotonic() < deadline:
                 time.sleep(0.1)
             after = rss()
-    numbers = "".join(f"{value:{6 + (i % 3 > 0)}.1f}" for i, value in enumerate(latencies))
+    numbers = "".join(f"{value:{6 + 2 * (i % 3 > 0)}.0f}" for i, value in enumerate(latencies))
     print(f"{attack:16}{before:7}{watch.rss:7}{after:7}{watch.connections:8}{numbers}")
 
 

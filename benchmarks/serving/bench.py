@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,12 +24,13 @@ from luce_core.contracts import (
     Done,
     EngineEvent,
     ForwardResult,
+    GenerationChannel,
     GenerationRequest,
     Progress,
     Tokens,
 )
 from luce_core.pipeline import Pipeline
-from luce_core.testing.pipeline import make_pipeline
+from luce_core.testing.pipeline import TOY_HOOKS, make_pipeline, registry_of
 from luce_core.testing.toy import write_toy_model
 
 HERE = Path(__file__).parent
@@ -60,10 +62,12 @@ class Spin:
 
     def __init__(self) -> None:
         self.data = bytes(1 << 22)
-        for _ in range(3):
-            start = time.perf_counter()
+        rates = []
+        for _ in range(20):
+            start = time.thread_time()  # not of the clock: others may run in between
             hashlib.sha256(self.data).digest()
-            self.bytes_per_s = len(self.data) / (time.perf_counter() - start)
+            rates.append(len(self.data) / (time.thread_time() - start))
+        self.bytes_per_s = sorted(rates)[len(rates) // 2]
 
     def __call__(self, seconds: float) -> None:
         hashlib.sha256(memoryview(self.data)[: max(4096, int(seconds * self.bytes_per_s))]).digest()
@@ -85,14 +89,44 @@ def pace_backend(backend: Any, seconds: float) -> None:
     backend.commit = lambda batch, commit: None
 
 
+def paced_registry(seconds: float) -> Any:
+    """In the engine's process: a toy whose forward takes `seconds` and computes nothing."""
+    from luce_core.testing.toy.network import ToyNetwork
+
+    spin = Spin()
+
+    def trunk(self: Any, batch: Any, final: Any = None) -> Any:
+        spin(seconds)
+        return torch.zeros(batch.token.shape[0], 4)
+
+    network: Any = ToyNetwork
+    network.trunk = trunk
+    network.logits = lambda self, final: torch.zeros(final.shape[0], self.vocab)
+    return registry_of(TOY_HOOKS)
+
+
+def in_a_child(make_registry: Any, pipeline: Pipeline, max_queue: int) -> GenerationChannel:
+    """An engine in a process of its own, which can import this folder."""
+    from luce_core.supervision.messages import Boot
+    from luce_core.supervision.supervised import SupervisedChannel
+
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ready = threading.Event()
+    boot = Boot(pipeline.plan, make_registry, beat_s=0.25, log_level="error")
+    channel = SupervisedChannel(boot, max_queue=max_queue, on_ready=ready.set)
+    if not ready.wait(120):
+        raise SystemExit(f"the engine's process is not ready: {channel.health()}")
+    return channel
+
+
 class PacedChannel:
     """Emits a token to every open request at each tick, `rate` tokens a second in all, from a thread.
 
     It stays on an absolute schedule: when it is late it does not wait, and `late_s` says how late it ended.
     """
 
-    def __init__(self, rate: float, vocab: int) -> None:
-        self.rate, self.vocab = rate, vocab
+    def __init__(self, rate: float, vocab: int, gather_s: float = 0.2) -> None:
+        self.rate, self.vocab, self.gather_s = rate, vocab, gather_s
         self.late_s = 0.0
         self._lock = threading.Condition()
         self._open: dict[str, list[Any]] = {}
@@ -130,7 +164,7 @@ class PacedChannel:
             with self._lock:
                 while not self._open and not self._stop:
                     self._lock.wait()
-                    due = time.perf_counter() + 0.2  # let the others of a burst arrive
+                    due = time.perf_counter() + self.gather_s  # let the others of a burst arrive
                 open_now = list(self._open.values())
             due += max(len(open_now), 1) / self.rate
             wait = due - time.perf_counter()

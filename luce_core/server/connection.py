@@ -40,7 +40,7 @@ BODY_PIECE = 64 << 10
 AHEAD_BYTES = 64 << 10  # unparsed, behind the running request; then reading pauses
 BODY_BYTES_PER_S = 16 << 10
 """A body gets a second more for so much of it: a slow line is no attack."""
-BODIES = 8  # of the largest size, held at a time by a server
+BODIES = 4  # of the largest size, held at a time by a server
 LINGER_BYTES = 1 << 20  # still read and dropped after an answer to an unread body ...
 LINGER_S = 2.0  # ... for so long: closing at once would reset the connection and could lose the answer
 LINGERING = 256  # connections that may do so at a time

@@ -85,6 +85,12 @@ async def settle():
         await asyncio.sleep(0)
 
 
+@pytest.fixture(autouse=True)
+def _no_pace(request, monkeypatch):
+    """Turns of the loop are what these tests count."""
+    monkeypatch.setattr("luce_core.server.mailbox.PACE_S", 0.0)
+
+
 # --- mailbox
 
 
@@ -115,18 +121,30 @@ def test_what_many_threads_post_arrives_once_each_in_order():
     asyncio.run(main())
 
 
-def test_a_step_wakes_the_loop_once():
+def test_what_comes_within_the_pace_wakes_the_loop_once(monkeypatch):
     async def main():
         loop = asyncio.get_running_loop()
-        mail, woken, got = Mailbox(loop), [], []
+        mail, woken, later, got = Mailbox(loop), [], [], []
         wake = loop.call_soon_threadsafe
-        loop.call_soon_threadsafe = lambda *args: woken.append(1) or wake(*args)
-        for turn in range(2):
-            for number in range(50):
-                mail.post(got.append, number)
-            await settle()
-            assert len(woken) == turn + 1
-        assert got == [*range(50), *range(50)]
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *args: woken.append(1) or wake(*args))
+        monkeypatch.setattr(loop, "call_later", lambda delay, callback: later.append((delay, callback)))
+        monkeypatch.setattr("luce_core.server.mailbox.PACE_S", 7.0)
+        for number in range(50):
+            mail.post(got.append, number)
+        await settle()
+        assert (len(woken), got) == (1, [*range(50)])
+        mail.post(got.append, 50)  # the engine goes on
+        await settle()
+        ((delay, callback),) = later
+        assert (len(woken), got[-1], delay) == (1, 49, 7.0)
+        later.clear()
+        callback()
+        assert got[-1] == 50
+        later.pop()[1]()  # nothing came: idle
+        assert later == []
+        mail.post(got.append, 51)
+        await settle()
+        assert (len(woken), got[-1]) == (2, 51)
 
     asyncio.run(main())
 
