@@ -16,6 +16,8 @@ METADATA := pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 THREADS ?= 2
 export OMP_NUM_THREADS ?= $(THREADS)
+# Tests run side by side; many of them wait for programs they started.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test check lint types imports proof bench new-plugin clean
@@ -23,7 +25,7 @@ export OMP_NUM_THREADS ?= $(THREADS)
 help:
 	@echo "make serve       set up, fetch the default model if need be, and serve it"
 	@echo "                 MODEL=file.gguf for another model, ARGS='--port 9000' for more flags"
-	@echo "make test        set up and run every test; ARGS='-k name' goes to pytest"
+	@echo "make test        set up and run every test; ARGS='-k name' goes to pytest, WORKERS=8 runs more at a time"
 	@echo "make check       lint, types, imports, wheels, installs into a clean environment"
 	@echo "make bench       measure against the peers; see benchmarks/"
 	@echo "make new-plugin  NAME=glimmer KIND=arch (or scheduler, drafter): a plugin to start from"
@@ -36,7 +38,7 @@ serve: $(STAMPS)/installed
 
 test: $(STAMPS)/tools
 	$(BIN)/luce-core pull smollm2-135m
-	PYTHONPATH=$(EXAMPLE_PATH) $(BIN)/pytest $(SUITES) $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONPATH=$(EXAMPLE_PATH) $(BIN)/pytest -n $(WORKERS) $(SUITES) $(ARGS)
 
 check: lint types imports proof
 
