@@ -121,8 +121,8 @@ def core_suite(rig: Rig, choice: str) -> str:
     rig.install(*CORE_TESTS)
     start = time.monotonic()
     marks = SUITES[choice]
-    workers = ("-n", os.environ.get("WORKERS", "2"))
-    rig.run(rig.bin("python"), "-m", "pytest", "-q", "tests", "-p", "no:cacheprovider", *workers, *marks, show=True)
+    options = ["-q", "-p", "no:cacheprovider", "-n", os.environ.get("WORKERS", "2"), *marks]
+    rig.run(rig.bin("python"), "-m", "pytest", "tests", *options, show=True)
     return f"{time.monotonic() - start:.0f} s"
 
 
