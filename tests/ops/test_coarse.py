@@ -114,12 +114,9 @@ def test_head_scales_before_the_cap():
 
 def test_embed_scales_tokens_but_not_given_rows():
 
-
     table = linear(9, 4, 1)
     given = numbers(2, 4, seed=3).bfloat16()
-    b = attrs.evolve(
-        batch([3, 0, 0, 8]), embeds=given, embed_rows=torch.tensor([1, 2], dtype=torch.int32)
-    )
+    b = attrs.evolve(batch([3, 0, 0, 8]), embeds=given, embed_rows=torch.tensor([1, 2], dtype=torch.int32))
     got = OPS.embed(b, table, 2.0)
     torch.testing.assert_close(got[[0, 3]], table.packed[[3, 8]] * 2)
     torch.testing.assert_close(got[1:3], given.float())
@@ -132,7 +129,6 @@ def test_table_rows_are_rows_of_the_scaled_matrix_without_bias():
 
 
 def test_tap_copies_the_layer_that_is_asked_for():
-
 
     taps = {Tap("residual", 1): torch.zeros(4, 3, dtype=torch.bfloat16), Tap("final", 1): torch.zeros(4, 3)}
     b = attrs.evolve(batch([0, 0]), taps=taps)
