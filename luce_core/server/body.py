@@ -25,11 +25,14 @@ async def read_json(request: Request, limit_bytes: int) -> dict[str, Any]:
     if declared.isdigit() and int(declared) > limit_bytes:
         raise RequestError(f"The body has {declared} bytes. {limit}", status=413)
     raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > limit_bytes:
-            raise RequestError(f"The body is too large. {limit}", status=413)
-    body = parse_json(raw)
+    try:
+        async for part in request.stream():
+            raw += part
+            if len(raw) > limit_bytes:
+                raise RequestError(f"The body is too large. {limit}", status=413)
+        body = parse_json(raw)
+    finally:
+        raw.clear()  # an error keeps the frame it came from, and with it megabytes until they are collected
     if not isinstance(body, dict):
         raise RequestError(f"The body must be a JSON object, not {type(body).__name__}.", code="invalid_json")
     return body

@@ -1,16 +1,21 @@
 """Connections as such: who counts as gone, what a client may take, and what it costs the others."""
 
+import asyncio
 import itertools
 import json
 import socket
 import ssl
+import traceback
 from contextlib import suppress
 
 import httpx
 import pytest
 import torch
 import trustme
+from starlette.requests import Request
 
+from luce_core.errors import RequestError
+from luce_core.server.body import read_json
 from luce_core.server.connection import AHEAD_BYTES, HEAD_BYTES, LINGER_BYTES, Limits
 from luce_core.testing.pipeline import make_pipeline
 from luce_core.testing.server import serving
@@ -266,6 +271,20 @@ def test_bodies_have_a_size_together_that_comes_back_when_they_are_answered(serv
             assert first.responses(1)[0][0] == 200
         wait_until(lambda: not one.server.server_state.connections)
         assert one.server.server_state.luce_bodies == 0
+
+
+@pytest.mark.parametrize("body", [b"{" + b" " * 3000, b"x" * 900])
+def test_an_error_does_not_keep_the_body_it_is_about(body):
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    head = [(b"content-length", b"1")]
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": head}, receive)
+    with pytest.raises(RequestError) as caught:
+        asyncio.run(read_json(request, 2000))
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    assert any("raw" in local for local in frames)
+    assert not any(local.get("raw") for local in frames if isinstance(local.get("raw"), bytearray))
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="a Linux option")
