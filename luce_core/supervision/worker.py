@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, NoReturn
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("luce_core.engine")
 
+NOTHING = Events(())
+PACE_S = 0.004
+"""Between messages with tokens, at least: under what anybody sees, and few wake-ups for a fast model."""
 LOADING_STEPS = 100
 """Messages about progress while weights are loaded, at most."""
 
@@ -67,7 +71,7 @@ def run(boot: Boot, connection: Connection, outbox: Outbox) -> None:
     from luce_core.engine.local import LocalChannel
 
     pipeline = compose(boot.plan, boot.make_registry(), progress=_progress(outbox))
-    turns = Turns(outbox)
+    turns = Turns()
     # Whoever starts us bounds the queue; a second bound here could only disagree.
     channel = LocalChannel(LuceEngine(pipeline), max_queue=sys.maxsize, after_turn=turns.over)
     pipeline.observers.engine_started(pipeline)
@@ -86,49 +90,63 @@ def run(boot: Boot, connection: Connection, outbox: Outbox) -> None:
     closing.set()
     pipeline.observers.engine_stopping(pipeline)
     channel.close(0.0)
+    outbox.send(NOTHING)
 
 
 class Outbox:
-    """Sends reports from any thread. Tokens wait for the end of their turn, to share one message."""
+    """Sends reports from any thread. Tokens go out together, by a thread of their own and `PACE_S` apart:
+    the engine's does not stop to wake another process after every step.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._lock = threading.Lock()
         self._pending: list[EngineEvent] = []
+        self._pending_lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        """Held from taking events to sending them: they arrive in the order they were made."""
+        self._due = threading.Event()
+        threading.Thread(target=self._deliver, name="luce-outbox", daemon=True).start()
 
     def send(self, report: Report) -> None:
-        """One message. The process ends when nobody listens."""
-        with self._lock:
+        """One message, behind the events before it. The process ends when nobody listens."""
+        with self._send_lock:
+            with self._pending_lock:
+                events, self._pending = self._pending, []
             try:
-                self._connection.send(report)
+                if events:
+                    self._connection.send(Events(tuple(events)))
+                if report != NOTHING:
+                    self._connection.send(report)
             except OSError:
                 _orphaned()
 
     def event(self, event: EngineEvent) -> None:
         """(engine thread) What the sink of every request is."""
-        self._pending.append(event)
-        if not isinstance(event, Tokens):
+        with self._pending_lock:
+            self._pending.append(event)
+        if isinstance(event, Tokens):
+            self._due.set()
+        else:
             # At once: who was admitted must be known when the step that follows kills this process.
-            self.flush()
+            self.send(NOTHING)
 
-    def flush(self) -> None:
-        """(engine thread) Send what is pending."""
-        if self._pending:
-            events, self._pending = tuple(self._pending), []
-            self.send(Events(events))
+    def _deliver(self) -> None:
+        while True:
+            self._due.wait()
+            self._due.clear()
+            self.send(NOTHING)
+            time.sleep(PACE_S)
 
 
 class Turns:
     """Counts the turns of the engine's loop."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self._outbox = outbox
 
     def over(self) -> None:
-        """(engine thread) A turn is over: its tokens go out together."""
+        """(engine thread) A turn is over."""
         self.count += 1
-        self._outbox.flush()
 
 
 def _commands(connection: Connection) -> Iterator[Command]:
