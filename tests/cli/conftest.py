@@ -71,6 +71,12 @@ class Installed:
         }
 
 
+@pytest.fixture(autouse=True)
+def _no_width(monkeypatch):
+    """Tests that run side by side are told the width of a terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """No plugins; `add` and `write` install some."""
