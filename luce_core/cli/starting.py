@@ -134,7 +134,11 @@ def _service(
         warn(face.template.notice)
     finished = Observers.of(session.registry).request_finished
     return GenerationService(
-        channel, face, (*observers, finished), heartbeat_s=options.core.keepalive or None
+        channel,
+        face,
+        (*observers, finished),
+        heartbeat_s=options.core.keepalive or None,
+        max_answers=_max_unfinished(options),
     )
 
 

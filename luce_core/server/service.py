@@ -84,8 +84,11 @@ class GenerationService:
         face: ModelFace,
         observers: Sequence[Callable[[RequestRecord], None]] = (),
         heartbeat_s: float | None = HEARTBEAT_S,
+        max_answers: int | None = None,
     ) -> None:
+        """max_answers: of one request, where the channel could never hold more; None = nothing is known."""
         self.channel = channel
+        self.max_answers = max_answers
         self.heartbeat_s = heartbeat_s
         self.face = face
         self.metrics = Metrics(channel, face.id)
@@ -119,6 +122,11 @@ class GenerationService:
         Raises RequestError or CapacityError, and then cancels those it had submitted: a full queue can
         still become a 429.
         """
+        if self.max_answers is not None and len(wanted) > self.max_answers:
+            raise RequestError(
+                f"The request asks for {len(wanted)} answers; the queue has places for {self.max_answers}. Ask "
+                "for fewer at a time, or raise --queue-limit."
+            )
         for one in wanted:
             self.check_room(one.prompt)
         answers = Answers(self.channel, self._finished, self.heartbeat_s)

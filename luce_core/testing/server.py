@@ -58,6 +58,7 @@ def serving(
     channel: Callable[[Pipeline, int], GenerationChannel] = on_a_thread,
     limits: Limits | None = None,
     heartbeat_s: float | None = HEARTBEAT_S,
+    max_answers: int | None = None,
     tls: TlsFiles | None = None,
     **config: Any,
 ) -> Iterator[Served]:
@@ -76,7 +77,7 @@ def serving(
         defaults=defaults or SamplingParams(),
     )
     records: list[RequestRecord] = []
-    service = GenerationService(made, face, (records.append,), heartbeat_s)
+    service = GenerationService(made, face, (records.append,), heartbeat_s, max_answers)
     app: Any = build_app(service, settings)
     options = {"port": 0, "log_level": "error", "lifespan": "off", "server_header": False, **config}
     options |= http_options(limits or Limits())

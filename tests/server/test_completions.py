@@ -348,3 +348,15 @@ def test_a_failing_engine_is_an_error_in_both_forms_and_the_server_goes_on(serve
 def test_observers_see_which_format_asked(served, client):
     complete(client, max_tokens=2)
     assert [record.api for record in served.records] == ["completions"]
+
+
+@pytest.mark.parametrize("body", [{"prompt": ["a"] * 4}, {"prompt": "a", "n": 4}], ids=["prompts", "n"])
+def test_more_answers_than_the_queue_can_ever_hold_are_a_400_and_no_retry(serve, body):
+    with serve(front={"max_answers": 3}) as one:
+        refused = httpx.post(f"{one.url}/v1/completions", json={**body, "max_tokens": 1})
+        assert refused.status_code == 400
+        message = refused.json()["error"]["message"]
+        assert "4 answers" in message
+        assert "--queue-limit" in message
+        fine = httpx.post(f"{one.url}/v1/completions", json={"prompt": ["a"] * 3, "max_tokens": 1})
+        assert fine.status_code == 200
