@@ -124,8 +124,8 @@ class GenerationService:
         """
         if self.max_answers is not None and len(wanted) > self.max_answers:
             raise RequestError(
-                f"The request asks for {len(wanted)} answers; the queue has places for {self.max_answers}. Ask "
-                "for fewer at a time, or raise --queue-limit."
+                f"The request asks for {len(wanted)} answers; the queue has places for {self.max_answers}. "
+                "Ask for fewer at a time, or raise --queue-limit."
             )
         for one in wanted:
             self.check_room(one.prompt)
