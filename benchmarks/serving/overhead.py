@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=600)
     parser.add_argument("--repetitions", type=int, default=30)
     options = parser.parse_args()
-    with toy(max_sequences=4) as pipeline:
+    with toy(max_sequences=4, threads=1) as pipeline:
         if options.channel == "child":
             registry = partial(paced_registry, 1 / options.rate - OWN_S)
             with serving(pipeline, channel=partial(in_a_child, registry)) as served:
