@@ -33,7 +33,6 @@ class LocalChannel:
     ) -> None:
         """after_turn: called on the engine's thread when a turn of its loop is over, busy or idle."""
         self.engine = engine
-        self.max_queue = max_queue
         self._after_turn = after_turn or (lambda: None)
         self._failure: str | None = None
         self._lock = threading.Lock()

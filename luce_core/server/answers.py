@@ -131,10 +131,6 @@ class Answers:
                 self._channel.cancel(choice.request.request)
         self._wake()
 
-    async def aclose(self) -> None:
-        """`close`, for `contextlib.aclosing`."""
-        self.close()
-
     # --- called on the loop
 
     def _arrived(self, choice: Choice, event: EngineEvent) -> None:
