@@ -30,6 +30,8 @@ class OpLayerContract(Contract):
     cache_type: str = "f32"
     op_formats: tuple[str, ...] = ("F32", "Q8_0")
     """Block formats of the matrices that single ops are called on."""
+    device: str = "cpu"
+    """Where the layer runs; the reference always runs on the CPU."""
 
     def make_model(self, folder: Path) -> Path:
         """Write (or return) a small model."""
@@ -37,7 +39,12 @@ class OpLayerContract(Contract):
 
     def _rig(self, folder: Path, *layers: str) -> ModelRig:
         return ModelRig(
-            self.make_model(folder), self.arch_hooks, self.hooks, layers=layers, cache_type=self.cache_type
+            self.make_model(folder),
+            self.arch_hooks,
+            self.hooks,
+            layers=layers,
+            cache_type=self.cache_type,
+            device=self.device if layers else "cpu",
         )
 
     def _texts(self, rig: ModelRig) -> list[list[int]]:
@@ -53,7 +60,7 @@ class OpLayerContract(Contract):
         prefill = rig.prefill({seq: prompt})[seq] if prompt else torch.empty(0, rig.spec.vocab)
         held = torch.stack([rig.decode(seq, token) for token in rest])
         rig.close(seq)
-        return prefill, held
+        return prefill.cpu(), held.cpu()
 
     def _equivalence(self, rig: ModelRig) -> Equivalence:
         return rig.registry.op_layer(self.layer).value.equivalence
@@ -77,7 +84,7 @@ class OpLayerContract(Contract):
         layered = build_ops({name: fn for name, fn in own.items() if name != REWRITE})
         for block_format in self.op_formats:
             for (what, got), (_, wanted) in zip(
-                _run_cases(layered, block_format), _reference(block_format), strict=True
+                _run_cases(layered, block_format, self.device), _reference(block_format), strict=True
             ):
                 for one, other in zip(got, wanted, strict=True):
                     self._same(one, other, exact, f"op {what!r} on {block_format}")
@@ -109,12 +116,15 @@ class OpLayerContract(Contract):
             )
 
 
-def _run_cases(ops: OpsNamespace, block_format: str) -> list[tuple[str, tuple[Tensor, ...]]]:
+def _run_cases(
+    ops: OpsNamespace, block_format: str, device: str = "cpu"
+) -> list[tuple[str, tuple[Tensor, ...]]]:
     """Results and state of every case of `op_cases`."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     try:
-        return [(case.id, case.make(OpWorld(ops, block_format)).run(ops)) for case in CASES]
+        ran = ((case.id, case.make(OpWorld(ops, block_format, device)).run(ops)) for case in CASES)
+        return [(what, tuple(tensor.cpu() for tensor in got)) for what, got in ran]
     finally:
         torch.set_num_threads(threads)
 

@@ -57,7 +57,9 @@ class ModelRig:
         block_tokens: int = 8,
         max_held_rows: int = 64,
         cache_type: str = "f32",
+        device: str = "cpu",
     ) -> None:
+        self.device = device
         self.registry = registry_of(*hooks)
         self.header = read_header(path)
         self.spec = describe(self.registry, path, CacheOptions(0, cache_type, cache_type))
@@ -75,7 +77,7 @@ class ModelRig:
             path=str(path),
             spec=self.spec,
             arch_plugin="",
-            layer_device=("cpu",) * self.spec.num_layers,
+            layer_device=(device,) * self.spec.num_layers,
             op_layers=tuple(layers),
         )
         self.model = self._load(overlay)
@@ -125,7 +127,8 @@ class ModelRig:
     def prefill(self, work: Mapping[SeqId, Sequence[int]]) -> dict[SeqId, Tensor]:
         """Write the state of these tokens in one batch -> logits of every row, f32[rows, V] per sequence."""
         rows = [self._rows(seq, tokens, wanted=range(len(tokens))) for seq, tokens in work.items()]
-        final = self.backend.forward(make_batch("prefill", rows, axes=self.spec.position_axes)).final
+        batch = make_batch("prefill", rows, axes=self.spec.position_axes, device=self.device)
+        final = self.backend.forward(batch).final
         logits = torch.split(self.backend.head(final), [len(tokens) for tokens in work.values()])
         for seq, tokens in work.items():
             self.blocks.advance(seq, tokens)
@@ -142,7 +145,7 @@ class ModelRig:
             self._rows(seq, tokens, sure=sure, parents=parents[seq] if parents else None)
             for seq, tokens in work.items()
         ]
-        batch = make_batch("held", rows, axes=self.spec.position_axes)
+        batch = make_batch("held", rows, axes=self.spec.position_axes, device=self.device)
         logits = self.backend.forward(batch).logits
         if logits is None:
             raise AssertionError("a held batch returned no logits")
@@ -152,8 +155,9 @@ class ModelRig:
     def commit(self, held: Held, paths: Sequence[Sequence[int]]) -> None:
         """Accept these rows of every sequence of a held batch, in its order; an empty path discards."""
         longest = max(1, *(len(path) for path in paths))
-        padded = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], dtype=torch.int32)
-        count = torch.tensor([len(path) for path in paths], dtype=torch.int32)
+        rows = [[*path, *[0] * (longest - len(path))] for path in paths]
+        padded = torch.tensor(rows, dtype=torch.int32, device=self.device)
+        count = torch.tensor([len(path) for path in paths], dtype=torch.int32, device=self.device)
         self.backend.commit(held.batch, Commit(padded, count))
         for seq, tokens, path in zip(held.seqs, held.tokens, paths, strict=True):
             if path:

@@ -67,18 +67,23 @@ class OpCase:
 class OpWorld:
     """Numbers, handles and batches of one case. Two worlds of equal cases hold equal numbers."""
 
-    def __init__(self, ops: Any, block_format: str = "F32") -> None:
+    def __init__(self, ops: Any, block_format: str = "F32", device: str = "cpu") -> None:
         self.ops = ops
         self.block_format = block_format
+        self.device = device
         self._rng = np.random.default_rng(7)
+
+    def here(self, tensor: Tensor) -> Tensor:
+        """The tensor on the world's device."""
+        return tensor.to(self.device)
 
     def numbers(self, *shape: int) -> Tensor:
         """Standard normal f32."""
-        return torch.from_numpy(self._rng.standard_normal(shape).astype(np.float32))
+        return self.here(torch.from_numpy(self._rng.standard_normal(shape).astype(np.float32)))
 
     def ids(self, high: int, *shape: int) -> Tensor:
         """i32 in [0, high)."""
-        return torch.from_numpy(self._rng.integers(0, high, shape).astype(np.int32))
+        return self.here(torch.from_numpy(self._rng.integers(0, high, shape).astype(np.int32)))
 
     def norm(self, width: int = WIDTH) -> Norm:
         """Weights around 1."""
@@ -87,9 +92,9 @@ class OpWorld:
     def linear(self, out: int, width: int = WIDTH, *, bias: bool = False, rows: int | None = None) -> Linear:
         """Packed by the ops. Widths that no block divides stay F32."""
         name = self.block_format if width % 32 == 0 else "F32"
-        weights = (self.numbers(out, width) / width**0.5).numpy()
+        weights = (self.numbers(out, width) / width**0.5).cpu().numpy()
         data = np.ascontiguousarray(quantize(weights, name)).view(np.uint8).reshape(out, -1)
-        packed = self.ops.pack_linear(RawLinear("w", name, (out, width), data, "cpu"))
+        packed = self.ops.pack_linear(RawLinear("w", name, (out, width), data, self.device))
         return Linear("w", out, width, name, packed, self.numbers(out) if bias else None)
 
     def group(self, *outs: int, width: int = WIDTH) -> LinearGroup:
@@ -122,13 +127,13 @@ class OpWorld:
                 RowSet(2, 4, tokens[:PROMPT], tables[0]),
                 RowSet(0, 0, tokens[PROMPT:], tables[1]),
             ]
-            return make_batch("prefill", rows)
+            return make_batch("prefill", rows, device=self.device)
         tokens = self._rng.integers(0, 16, len(TREE) + 2).tolist()
         rows = [
             RowSet(1, 11, tokens[: len(TREE)], tables[0], parents=TREE),
             RowSet(0, 6, tokens[len(TREE) :], tables[1]),
         ]
-        return make_batch("held", rows)
+        return make_batch("held", rows, device=self.device)
 
     def rows(self, b: ForwardBatch, *shape: int) -> Tensor:
         """Numbers for every row of the batch."""

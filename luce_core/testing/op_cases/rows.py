@@ -65,6 +65,7 @@ def _gather(w: OpWorld) -> OpRun:
 
 def _rope(w: OpWorld, spec: RopeSpec, inverse: bool) -> OpRun:
     axes = len(spec.sections) or 1
+    spec = evolve(spec, inv_freq=w.here(spec.inv_freq))
     position = w.ids(500, axes, 5)
     return OpRun((w.numbers(5, 2, 12),), lambda ops, x: ops.rope(x, position, spec, inverse))
 
@@ -143,7 +144,7 @@ def _head(w: OpWorld) -> OpRun:
 
 @case("tap")
 def _tap(w: OpWorld) -> OpRun:
-    buffer = torch.zeros(16, WIDTH, dtype=torch.bfloat16)
+    buffer = torch.zeros(16, WIDTH, dtype=torch.bfloat16, device=w.device)
     b = evolve(w.batch("held"), taps={Tap("residual", 2): buffer})
 
     def call(ops: Any, b: Any, x: Any) -> Any:
@@ -170,7 +171,7 @@ def _route(w: OpWorld, options: dict[str, Any]) -> OpRun:
         if options.get(name):
             made[name] = w.numbers(8).abs()
     if options.get("table"):
-        made["table"] = torch.stack([torch.arange(3) + n % 6 for n in range(16)]).to(torch.int32)
+        made["table"] = w.here(torch.stack([torch.arange(3) + n % 6 for n in range(16)]).to(torch.int32))
     spec = RouteSpec(**{"top_k": 3, **options, **made})
     return OpRun((b, w.rows(b, WIDTH)), lambda ops, b, x: ops.route(b, x, norm, matrix, spec))
 
@@ -181,10 +182,10 @@ cases("route", _route, {name: (options,) for name, options in ROUTES.items()})
 def _experts(w: OpWorld, fused: bool, shared: bool, clamp: Clamp | None) -> OpRun:
     outs = (2 * 32 * 8,) if fused else (32 * 8, 32 * 8)
     stack = ExpertStack(8, tuple(w.linear(out) for out in outs), w.linear(WIDTH * 8, 32))
-    bank = ResidentExperts(torch.arange(7, -1, -1, dtype=torch.int32), stack)
+    bank = ResidentExperts(torch.arange(7, -1, -1, dtype=torch.int32, device=w.device), stack)
     beside = SharedExpert(w.group(48, 48), w.linear(WIDTH, 48), w.numbers(WIDTH), clamp) if shared else None
     norm = w.norm()
-    ids = torch.tensor([[0, 3], [5, 1], [-1, -1], [7, 2], [3, 0]], dtype=torch.int32)
+    ids = torch.tensor([[0, 3], [5, 1], [-1, -1], [7, 2], [3, 0]], dtype=torch.int32, device=w.device)
     inputs = (w.numbers(5, WIDTH), ids, w.numbers(5, 2).abs())
     return OpRun(
         inputs,

@@ -41,12 +41,14 @@ def _attention(w: OpWorld, phase: str, kind: str, options: dict[str, Any], extra
     given: dict[str, Any] = {
         name: made.get(value, value) if isinstance(value, str) else value for name, value in options.items()
     }
-    spec = evolve(AttentionSpec(0, HEADS, kv_heads, DIM, value_dim, DIM**-0.5, TURN), **given)
+    turn = given.pop("rope", TURN)
+    rope = evolve(turn, inv_freq=w.here(turn.inv_freq))
+    spec = evolve(AttentionSpec(0, HEADS, kv_heads, DIM, value_dim, DIM**-0.5, rope), **given)
     gate = w.rows(b, HEADS if spec.gate_per_head else HEADS * value_dim) if spec.gate else None
     k = None if kind == "v" else w.rows(b, 8 if kind == "latent rope" else kv_heads * DIM)
     v = None if kind == "k" else w.rows(b, kv_heads * value_dim)
     pooled = w.region({"k": (1, DIM)}, 2, "pooled") if extra else None
-    picked = torch.tensor([[1, -1, 0]] * b.token.shape[0], dtype=torch.int32)
+    picked = torch.tensor([[1, -1, 0]] * b.token.shape[0], dtype=torch.int32, device=w.device)
     more = None if pooled is None else (pooled, picked if extra == "some" else None)
 
     def call(ops: Any, b: Any, q: Any) -> Any:
@@ -150,7 +152,8 @@ def _delta_scan(w: OpWorld, phase: str) -> OpRun:
 
 def _compress(w: OpWorld, phase: str, overlap: bool) -> OpRun:
     b, features = w.batch(phase), 8 * (2 if overlap else 1)
-    spec = CompressSpec(4, 8, w.numbers(4, features), w.norm(8), RopeSpec(torch.ones(2)), overlap)
+    rope = RopeSpec(w.here(torch.ones(2)))
+    spec = CompressSpec(4, 8, w.numbers(4, features), w.norm(8), rope, overlap)
     tail = w.slot((spec.rows, 2 * features), "shift", row=(2 * features,))
     out = w.region({"k": (1, 8)}, 4, "pooled")
 
@@ -165,7 +168,8 @@ def _compress(w: OpWorld, phase: str, overlap: bool) -> OpRun:
 def _select(w: OpWorld, phase: str) -> OpRun:
     b, keys = w.batch(phase), w.region({"key": (8,)}, 2, "pooled")
     inputs = (b, w.rows(b, 3, 8), w.rows(b, 3))
-    return OpRun(inputs, lambda ops, b, q, weight: ops.select(b, q, weight, keys, 3, RopeSpec(torch.ones(2))))
+    rope = RopeSpec(w.here(torch.ones(2)))
+    return OpRun(inputs, lambda ops, b, q, weight: ops.select(b, q, weight, keys, 3, rope))
 
 
 for _phase in PHASES:
@@ -182,14 +186,14 @@ COUNT = torch.tensor([2, 0, 3], dtype=torch.int32)
 @case("shift")
 def _shift(w: OpWorld) -> OpRun:
     log = {"row": w.numbers(3, 5, 2)}
-    return OpRun((w.numbers(3, 4, 2),), lambda ops, state: ops.shift(state, log, COUNT))
+    return OpRun((w.numbers(3, 4, 2),), lambda ops, state: ops.shift(state, log, w.here(COUNT)))
 
 
 @case("delta_fold")
 def _delta_fold(w: OpWorld) -> OpRun:
     k, u, g = w.numbers(3, 5, 2, 8), w.numbers(3, 5, 4, 6), -w.numbers(3, 5, 4).abs()
     log = {"k": k, "u": u, "g": g}
-    return OpRun((w.numbers(3, 4, 8, 6),), lambda ops, state: ops.delta_fold(state, log, COUNT))
+    return OpRun((w.numbers(3, 4, 8, 6),), lambda ops, state: ops.delta_fold(state, log, w.here(COUNT)))
 
 
 @case("write_log")
@@ -203,17 +207,17 @@ def _write_log(w: OpWorld) -> OpRun:
     return OpRun((b, w.rows(b, 6)), call, (slot.log["row"],))
 
 
-COMMIT = Commit(
-    torch.tensor([[0, 1, 3], [0, 1, -1]], dtype=torch.int32), torch.tensor([3, 2], dtype=torch.int32)
-)
+def _commit(w: OpWorld) -> Commit:
+    path = torch.tensor([[0, 1, 3], [0, 1, -1]], dtype=torch.int32)
+    return Commit(w.here(path), w.here(torch.tensor([3, 2], dtype=torch.int32)))
 
 
 def _commit_pages(w: OpWorld, stride: int) -> OpRun:
     b = w.batch("held")
-    region = w.region({"k": (2, 4)}, stride)
+    region, commit = w.region({"k": (2, 4)}, stride), _commit(w)
 
     def call(ops: Any, b: Any, x: Any) -> Any:
-        ops.commit_pages(b, COMMIT, (region,))
+        ops.commit_pages(b, commit, (region,))
         return x
 
     return OpRun((b, w.numbers(1)), call, tuple(region.fields.values()))
@@ -225,9 +229,10 @@ cases("commit_pages", _commit_pages, {"entry per token": (1,), "entry per two": 
 @case("commit_slot")
 def _commit_slot(w: OpWorld) -> OpRun:
     b, slot = w.batch("held"), w.slot((3, 6), "shift", row=(6,))
+    commit = _commit(w)
 
     def call(ops: Any, b: Any, x: Any) -> Any:
-        ops.commit_slot(b, COMMIT, slot)
+        ops.commit_slot(b, commit, slot)
         return x
 
     return OpRun((b, w.numbers(1)), call, (slot.state,))

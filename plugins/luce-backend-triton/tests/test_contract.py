@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import ClassVar
 
-import pytest
 import torch
 
 from luce_core.testing.dense import write_dense_model
@@ -27,11 +26,7 @@ class Dense(OpLayerContract):
     layer: ClassVar[str] = "triton"
     quant: ClassVar[str | None] = None
     tolerance = 4e-3
-
-    @pytest.fixture(autouse=True)
-    def _interpreted(self) -> None:
-        if torch.cuda.is_available():
-            pytest.skip("the rig loads models on the CPU, where kernels run in the interpreter only")
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
 
     def make_model(self, folder: Path) -> Path:
         return write_dense_model(folder / "dense.gguf", quant=self.quant, layers=1)
