@@ -226,7 +226,7 @@ class Wiring:
                 options, plan.number("context"), state_sizes(plan).block_tokens, models
             ),
             "experts": lambda: ExpertsContext(options, self.device, broker),
-            "encoder": lambda: EncoderContext(options, self.loader, models),
+            "encoder": lambda: EncoderContext(options, part.value.name, self.loader, models),
             "chat": lambda: ChatContext(options, target.tokenizer),
         }
         return contexts[part.value.kind]()

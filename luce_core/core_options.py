@@ -30,6 +30,12 @@ class CoreOptions(BaseModel):
     chat_template_file: Annotated[Path | None, Info(group="Model")] = Field(
         None, description="Jinja chat template to use in place of the file's own."
     )
+    mmproj: Annotated[Path | None, Info(group="Model", plan="mmproj")] = Field(
+        None, description="GGUF file of the model's image encoder: requests may then have images."
+    )
+    image_max_pixels: Annotated[int, Info("pixels", group="Model", plan="images.max_pixels")] = Field(
+        2**21, ge=4096, le=2**26, description="Larger images are made smaller before they are encoded."
+    )
     profile: Annotated[str | None, Info(group="Model")] = Field(
         None, description="Named set of launch defaults; whatever is said explicitly wins over it."
     )
@@ -191,6 +197,15 @@ class CoreOptions(BaseModel):
     )
     cors_origin: Annotated[tuple[str, ...], Info(group="Server")] = Field(
         (), description="Web origins whose pages may call the server; '*' for any."
+    )
+    max_images: Annotated[int, Info("images", group="Server")] = Field(
+        32, ge=0, le=4096, description="Images one request may have."
+    )
+    allow_image_urls: Annotated[tuple[str, ...], Info(group="Server")] = Field(
+        (),
+        description="Host images may be fetched from over http and https, such as example.com, "
+        "*.example.com or 10.0.0.5:8080; repeat for several, '*' for any public one. By default none: images "
+        "come in the request, as data URLs.",
     )
     queue_limit: Annotated[int, Info("requests", group="Server")] = Field(
         32, ge=0, le=100_000, description="Requests that may wait; one more is refused with 429."

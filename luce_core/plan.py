@@ -27,6 +27,7 @@ from luce_core.errors import PlanError, PluginError
 from luce_core.option_fields import show_size
 from luce_core.options import Options
 from luce_core.plan_fields import MODELS, PART_KINDS, REPORT, Fields
+from luce_core.plan_media import add_projector
 from luce_core.plan_memory import MEMORY_SHARE, Demand, Fit, fit, strides_block, weight_bytes
 from luce_core.plan_models import TARGET, Companions, Described
 from luce_core.registry import Registry, Supplied, choices, declarations, resolve
@@ -64,6 +65,7 @@ def make_plan(
         check_parts(fields, None)
         check_layers(fields, device)
         raise PlanError([problem for problem in fields.problems if problem.fatal])
+    add_projector(fields, model, _reader(registry), Described)
     draft = Draft(fields, tuple(devices), device, model)
     draft.ask_patches()
     if fields.values["device"] != draft.device.id:
@@ -111,7 +113,7 @@ def choose_device(fields: Fields, devices: Sequence[DeviceInfo]) -> DeviceInfo |
 
 def describe_model(fields: Fields, header: GgufHeader) -> Described | None:
     """Find the architecture of the file; None after reporting what to install."""
-    name, registry = header.arch, fields.registry
+    name, registry = header.family, fields.registry
     try:
         model = Described(fields, header)
         model.spec(0)
@@ -119,6 +121,12 @@ def describe_model(fields: Fields, header: GgufHeader) -> Described | None:
         # A missing architecture names its package already; a broken one is its authors' business.
         fix = REPORT if registry.declared.get(f"arch.{name}") else "`luce-core plugins` lists what is there."
         fields.problem(f"{str(header.path)!r} holds a model of architecture {name!r}. {error}", fix)
+        return None
+    if model.encoder:
+        fields.problem(
+            f"{str(header.path)!r} holds an encoder of images ({name!r}), which answers nothing by itself.",
+            "Give the file of the model it was made for, and this one with --mmproj.",
+        )
         return None
     if fields.by_default("parts.chat"):
         suited = tuple(part for part in model.chat if part in registry.names("chat"))
@@ -246,7 +254,7 @@ class Draft:
             self.divide_memory()
         context = self._fit().context
         for name, spec in self.companions.specs.items():
-            if spec.context < context:
+            if spec.context < context and name not in self.companions.processors:
                 self.fields.problem(
                     f"Model {name!r} was trained for {spec.context} tokens; the context is {context}.",
                     "Expect it to be of little use beyond, or choose a smaller --ctx-size.",
@@ -300,6 +308,7 @@ class Draft:
             models={TARGET: self.spec, **specs},
             weight_bytes={TARGET: values["memory.weight_bytes"], **others},
             drafters=self.companions.layouts,
+            encoders={name: one.workspace_bytes for name, one in self.companions.processors.items()},
             row_budget=values["engine.row_budget"],
             max_sequences=values["engine.max_sequences"],
             max_held_rows=values["engine.max_held_rows"],

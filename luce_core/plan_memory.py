@@ -63,6 +63,8 @@ class Demand:
     """State of drafters beside their models', by drafter."""
     swap_bytes: int = 0
     """Host memory for sequences that gave way."""
+    encoders: Mapping[str, int] = Factory(dict)
+    """Bytes encoding one image takes, by the encoder's model."""
 
     @property
     def layouts(self) -> dict[str, StateLayout]:
@@ -149,6 +151,10 @@ def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
     ]
     claims.append(Claim("activations of a step", device.id, "workspace", activations, activations))
     claims.append(Claim("logits of a step", device.id, "workspace", logits, logits))
+    claims += [
+        Claim(f"images through {name}", device.id, "workspace", size, size)
+        for name, size in demand.encoders.items()
+    ]
     if any(needs_checkpoints(layout) for layout in demand.layouts.values()):
         claims.append(Claim(CHECKPOINTS, "host", "cache", demand.checkpoint_bytes, 0))
     if demand.swap_bytes:

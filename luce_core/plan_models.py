@@ -16,6 +16,7 @@ from attrs import evolve
 
 from luce_core.contracts import (
     CacheOptions,
+    MediaProcessor,
     ModelPlan,
     ModelRequest,
     ModelSpec,
@@ -25,6 +26,7 @@ from luce_core.contracts import (
 )
 from luce_core.errors import LuceError, PluginError
 from luce_core.plan_fields import MODELS, REPORT, Fields
+from luce_core.plan_media import make_processor
 from luce_core.registry import Registry, choices, guarded, resolve
 
 if TYPE_CHECKING:
@@ -46,13 +48,14 @@ class Described:
     def __init__(self, fields: Fields, header: GgufHeader) -> None:
         """Raises PluginError when no installed plugin does, saying what to install."""
         registry = fields.registry
-        found = registry.arch(header.arch)
-        subject = f"Architecture {header.arch!r} of {registry.title(found.plugin)}"
+        found = registry.arch(header.family)
+        subject = f"Architecture {header.family!r} of {registry.title(found.plugin)}"
         self.fields = fields
         self.path = str(header.path)
         self.plugin = found.plugin
         self.chat = found.value.chat
-        self._header = header
+        self.encoder = found.value.encoder
+        self.header = header
         self._describe: Callable[..., Any] = resolve(found.value.describe, subject)
 
     def spec(self, context: int) -> ModelSpec:
@@ -60,7 +63,7 @@ class Described:
         values = self.fields.values
         cache = CacheOptions(context, values["cache.k_type"], values["cache.v_type"])
         subject = f"P{self.fields.registry.title(self.plugin)[1:]}, describing {self.path!r},"
-        spec = guarded(subject, lambda: self._describe(self._header, cache))
+        spec = guarded(subject, lambda: self._describe(self.header, cache))
         if not isinstance(spec, ModelSpec):
             raise PluginError(f"{subject} returned {spec!r}, wanted a ModelSpec. {REPORT}")
         return spec
@@ -73,6 +76,8 @@ class Companions:
         self.fields = fields
         self.specs: dict[str, ModelSpec] = {}
         """By model, in the order they were asked for; state is best effort."""
+        self.processors: dict[str, MediaProcessor] = {}
+        """By encoder's model: what makes images ready for it."""
         self.layouts: dict[str, StateLayout] = {}
         """By drafter with state of its own."""
         self._target = target
@@ -83,7 +88,7 @@ class Companions:
 
     def update(self, target: ModelSpec, context: int) -> None:
         """Describe what is asked for by now, for a context (0 = as trained)."""
-        self.specs, self.layouts, self._wrong = {}, {}, []
+        self.specs, self.layouts, self.processors, self._wrong = {}, {}, {}, []
         for request in self.fields.values[MODELS]:
             problem = self._misfit(request)
             if problem is None:
@@ -171,6 +176,16 @@ class Companions:
                 header = self._read(Path(request.path))
                 self._described[request.path] = Described(self.fields, header)
             spec = self._described[request.path].spec(context)
+            if request.role == "encoder":
+                part = request.part.partition(".")[2]
+                self.processors[request.name] = make_processor(
+                    self.fields.registry,
+                    self.fields.values,
+                    part,
+                    target=target,
+                    encoder=spec,
+                    path=request.path,
+                )
         except LuceError as error:
             return Problem(f"{who} cannot be used. {error}", f"Name another file, {without}", fatal=False)
         if request.role == "drafter" and spec.vocab != target.vocab:

@@ -45,6 +45,7 @@ DISTRIBUTIONS = {"arch": "luce-arch-{}", "device": "luce-backend-{}"}
 """The naming scheme of packages, by kind; every other kind is `luce-{}`."""
 FAMILIES = {
     "bailingmoe3": "bailing",
+    "clip.qwen3vl_merger": "qwen35",
     "gemma3": "gemma",
     "gemma4": "gemma",
     "qwen2": "llama",

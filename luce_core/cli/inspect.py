@@ -51,10 +51,10 @@ def make(session: Session) -> click.Command:
 def served_by(header: GgufHeader, registry: Registry) -> str:
     """Which plugin serves the file, or what to install."""
     try:
-        supplied = registry.arch(header.arch)
+        supplied = registry.arch(header.family)
     except PluginError as error:
         return str(error)
-    return f"Architecture {header.arch!r} is served by {registry.title(supplied.plugin)}."
+    return f"Architecture {header.family!r} is served by {registry.title(supplied.plugin)}."
 
 
 def as_data(header: GgufHeader, summary: Summary, registry: Registry) -> dict[str, object]:
@@ -62,7 +62,7 @@ def as_data(header: GgufHeader, summary: Summary, registry: Registry) -> dict[st
     return {
         "path": str(header.path),
         "architecture": header.arch,
-        "served": bool(registry.declared.get(f"arch.{header.arch}")),
+        "served": bool(registry.declared.get(f"arch.{header.family}")),
         "served_by": served_by(header, registry),
         "gguf_version": header.version,
         "weights": summary.num_weights,

@@ -3,7 +3,7 @@ name.
 
 Read in this order: plugin (declarations and the plan), model (state), forward (one batch), ops,
 speculation, memory,
-schedule, events.
+schedule, media, events.
 """
 
 from luce_core.contracts.events import (
@@ -42,6 +42,14 @@ from luce_core.contracts.forward import (
     Network,
     tables_of,
 )
+from luce_core.contracts.media import (
+    Encoder,
+    Media,
+    MediaContext,
+    MediaProcessor,
+    MediaSpan,
+)
+from luce_core.contracts.geometry import Geometry
 from luce_core.contracts.memory import (
     BlockManager,
     CacheStats,
@@ -125,7 +133,6 @@ from luce_core.contracts.plugin import (
     Source,
 )
 from luce_core.contracts.schedule import (
-    Encoder,
     Executor,
     PromptReducer,
     ReducedPrompt,
@@ -143,9 +150,11 @@ from luce_core.contracts.speculation import (
     SamplingParams,
     TokenTree,
 )
+from luce_core.contracts.staged import Bucket, StageBuffers, Staged
 
 __all__ = [
     "API",
+    "Bucket",
     "SCORE_LOGITS_BYTES",
     "ArchSpec",
     "AttentionSpec",
@@ -190,6 +199,7 @@ __all__ = [
     "ForwardResult",
     "GenerationChannel",
     "GenerationRequest",
+    "Geometry",
     "Group",
     "Heartbeat",
     "Hit",
@@ -198,6 +208,10 @@ __all__ = [
     "LinearGroup",
     "LoadedModel",
     "Logprobs",
+    "Media",
+    "MediaContext",
+    "MediaProcessor",
+    "MediaSpan",
     "MemoryBroker",
     "ModelBackend",
     "ModelLoader",
@@ -247,6 +261,8 @@ __all__ = [
     "Slot",
     "SlotState",
     "Source",
+    "StageBuffers",
+    "Staged",
     "Start",
     "StateHandles",
     "StateLayout",

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from attrs import Factory, frozen
 
+from luce_core.contracts.media import MediaSpan
 from luce_core.contracts.speculation import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -32,6 +33,8 @@ class GenerationRequest:
     """
     keys: tuple[int, ...] = ()
     """One per prompt token where content hashes replace ids (embedded rows); empty = the ids themselves."""
+    media: tuple[MediaSpan, ...] = ()
+    """Images, in the order of their rows, which do not overlap; the prompt has the placeholder's id there."""
     prompt_logprobs: int | None = None
     """Alternatives reported beside each token of the prompt; None = the prompt is not scored. A scored prompt
     is computed from its first token: no cached prefix is used for it, what it computes is cached as usual.

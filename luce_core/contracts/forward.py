@@ -190,6 +190,11 @@ class LoadedModel(Protocol):
         ...
 
     @property
+    def network(self) -> Any:
+        """What its architecture's `build` returned; EngineError while it is parked."""
+        ...
+
+    @property
     def ops(self) -> Any:
         """Its namespace: reference ops with the plan's layers over them."""
         ...

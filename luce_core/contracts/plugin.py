@@ -83,6 +83,12 @@ class PartSpec:
 
     The state it keeps per sequence beside its models'; "" = none.
     """
+    processor: str = ""
+    """Encoders: "module:fn" (MediaContext) -> MediaProcessor; imports no torch.
+
+    Called while planning, where it raises ModelFormatError for a file that does not go with the target, and
+    again in the server's process.
+    """
 
 
 @frozen
@@ -90,13 +96,19 @@ class ArchSpec:
     """One model architecture."""
 
     names: tuple[str, ...]
-    """Values of `general.architecture` it serves."""
+    """Values of `general.architecture` it serves; "clip.TYPE" for projector files (`GgufHeader.family`)."""
     describe: str
     """"module:fn" (GgufHeader, CacheOptions) -> ModelSpec; imports no torch."""
     build: str
     """"module:fn" (ModelSpec, Weights, Ops) -> Network."""
     chat: tuple[str, ...] = ()
     """Chat parts that suit the family, best first."""
+    encoder: str = ""
+    """Files of an encoder (`--mmproj`): the encoder part that runs them. Their `build` returns whatever that
+    part reads as `LoadedModel.network`.
+    """
+    geometries: str = ""
+    """"module:fn" () -> Sequence[Geometry], imports no torch: published sizes, for `luce-core synth`."""
 
 
 @frozen
@@ -349,6 +361,8 @@ class ExpertsContext:
 @frozen
 class EncoderContext:
     options: Any
+    name: str
+    """The part's own: `Media.encoder` of what it gets."""
     loader: ModelLoader
     models: Mapping[str, LoadedModel] = Factory(dict)
     """Those requested for this encoder, by name."""

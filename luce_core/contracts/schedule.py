@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from luce_core.contracts.model import Fence, SeqId
     from luce_core.contracts.plugin import Claim
+    from luce_core.contracts.staged import Staged
 
 
 @frozen
@@ -25,14 +24,6 @@ class PromptReducer(Protocol):
 
     def reduce(self, conversation: Any, max_tokens: int) -> Iterator[ReducedPrompt | None]:
         """Yields None after each 50 ms of device work at most, then the result."""
-        ...
-
-
-class Encoder(Protocol):
-    """Media -> rows of embeddings."""
-
-    def encode(self, items: Sequence[bytes]) -> Iterator[Tensor | None]:
-        """Yields None while there is more to do, then [rows, E] per item."""
         ...
 
 
@@ -117,8 +108,16 @@ class StepHandle(Protocol):
 class Executor(Protocol):
     """How programs run: eager, graphs, megakernel, shards."""
 
-    def prepare(self, name: str, fn: Callable[..., Any], buckets: Sequence[tuple[int, ...]]) -> Claim:
-        """Make `fn` runnable as `name`; returns the memory it takes."""
+    def prepare(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        buckets: Sequence[tuple[int, ...]],
+        staged: Staged | None = None,
+    ) -> Claim:
+        """Make `fn` runnable as `name`; returns the memory it takes. staged: the same over static buffers,
+        for executors that capture.
+        """
         ...
 
     def submit(self, steps: Sequence[Step]) -> StepHandle:

@@ -99,6 +99,8 @@ class Round:
     """i32[S] nodes of this sequence that can be run, at most `capacity`: entries length..length+room are
     reserved, and no row of the drafter's may be written beyond.
     """
+    shift: Tensor | None = None
+    """i32[S] added to an index to get the position; None = 0 (no images before)."""
     table: Mapping[str, BlockTable] = Factory(dict)
     """By "owner/group", as in `ForwardBatch.table`: of every model and drafter but the target."""
 

@@ -18,6 +18,9 @@ from luce_core.gguf.formats import BlockFormat
 from luce_core.gguf.values import MetaValue, StringArray, is_int, shown
 
 U32_MAX: Final = 2**32
+CLIP: Final = "clip"
+"""The architecture of projector files: encoders of images and sound that go with another file."""
+PROJECTOR_TYPES: Final = ("clip.projector_type", "clip.vision.projector_type")
 
 
 class _Required(enum.Enum):
@@ -79,6 +82,16 @@ class GgufHeader:
     def arch(self) -> Text:
         """`general.architecture`."""
         return self.str("general.architecture")
+
+    @property
+    def family(self) -> Text:
+        """What finds the plugin that serves the file: `arch`, or "clip.TYPE" for projector files, which are
+        all of architecture "clip".
+        """
+        if self.arch != CLIP:
+            return self.arch
+        own = next((key for key in PROJECTOR_TYPES if key in self.metadata), PROJECTOR_TYPES[0])
+        return f"{CLIP}.{self.str(own)}"
 
     def key(self, key: Text) -> Text:
         """The key with `{a}` replaced by the architecture."""

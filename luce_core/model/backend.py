@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from attrs import frozen
 from torch import Tensor
@@ -51,6 +52,11 @@ class NetworkBackend:
     def detach(self) -> None:
         """Forget the network and with it the weights."""
         self._built = self._programs = self._table = None
+
+    @property
+    def network(self) -> Any:
+        """What the architecture built."""
+        return self._running().network
 
     @property
     def nextn(self) -> Network | None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from attrs import evolve
 
 from luce_core.contracts import ModelPlan, ModelSpec, Network, Ops, Program, StateSizes, Weights
-from luce_core.errors import ModelFormatError, UsageError
+from luce_core.errors import EngineError, ModelFormatError, UsageError
 from luce_core.gguf import FORMATS, FormatRegistry, GgufFile, GgufHeader
 from luce_core.model.backend import Built, NetworkBackend
 from luce_core.model.state import ModelState
@@ -101,6 +101,11 @@ class Model:
         self._identity = ""
 
     @property
+    def network(self) -> Any:
+        """What its architecture built."""
+        return self.backend.network
+
+    @property
     def ops(self) -> OpsNamespace:
         """The namespace its network runs with."""
         return self.backend.ops
@@ -116,6 +121,10 @@ class Model:
         spec, ops = self.backend.spec, self.backend.ops
         weights = FileWeights(file, ops, self.state, self.state.device, self._progress)
         network = self._build(spec, weights, cast("Ops", ops))
+
+        if self.plan.role == "encoder":  # its part calls it by methods of its own, which nothing records
+            self.backend.attach(Built(network, _no_rows, _no_rows, _no_rows))
+            return
 
         def record() -> tuple[Program, Program]:
             recorder = Recorder(ops)
@@ -146,6 +155,10 @@ class Model:
                 )
             self.attach(file)
         self.generation += 1
+
+
+def _no_rows(*_: Any) -> Any:
+    raise EngineError("An encoder takes no rows of tokens; its part runs it.")
 
 
 def _only_device(plan: ModelPlan) -> str:
