@@ -37,6 +37,7 @@ from luce_core.contracts import (
 from luce_core.engine.checks import check_work, late_error, late_notice, no_room_error, request_problem
 from luce_core.engine.programs import Programs, Verdict
 from luce_core.engine.sequence import Sequence
+from luce_core.engine.staged import StagedVerify
 from luce_core.engine.swapping import swap_rule
 from luce_core.engine.tenants import CREDIT_ROWS, TenantLedger
 from luce_core.engine.turns import AnsweredTexts
@@ -78,7 +79,7 @@ class LuceEngine:
         self.table = ParamTable(slots, self.spec.vocab, device)
         self.programs = Programs(self.target, self.drafters, pipeline.target.ops, self.table)
         self.executor.prepare("prefill", self.programs.prefill, ())
-        self.executor.prepare("verify", self.programs.verify, ())
+        self.executor.prepare("verify", self.programs.verify, (), StagedVerify(self.programs))
         self.history = (
             torch.zeros(slots, self.context, dtype=torch.int32, device=device) if self.drafters else None
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from luce_core.contracts import Claim, ExecutorContext, Fence, Step
+from luce_core.contracts import Claim, ExecutorContext, Fence, Staged, Step
 
 
 @frozen
@@ -32,9 +32,15 @@ class EagerExecutor:
         self._programs: dict[str, Callable[..., Mapping[str, Any]]] = {}
         self._fence = 0
 
-    def prepare(self, name: str, fn: Callable[..., Any], buckets: Sequence[tuple[int, ...]]) -> Claim:
+    def prepare(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        buckets: Sequence[tuple[int, ...]],
+        staged: Staged | None = None,
+    ) -> Claim:
         """Remember `fn`; an eager program takes nothing beyond the model's workspace."""
-        del buckets
+        del buckets, staged
         self._programs[name] = fn
         return Claim(f"executor/{name}", self.device, "graphs", 0, 0)
 

@@ -33,11 +33,20 @@ class Verdict:
     """The target's pick at each of them; the last is the new anchor."""
     logprobs: tuple[TokenLogprob, ...] = ()
 
+    @staticmethod
+    def of(
+        path: Sequence[int], picked: Sequence[int], logprobs: Sequence[TokenLogprob] | None, want: int
+    ) -> Verdict:
+        """picked, logprobs: of every row of the sequence; want: as `top` of `verify`."""
+        trimmed = tuple(_trim(logprobs[row], want) for row in path) if logprobs and want else ()
+        return Verdict(tuple(path), tuple(picked[row] for row in path), trimmed)
+
 
 class Programs:
     """The programs an executor runs for one target. Created once, before the engine starts."""
 
     def __init__(self, target: LoadedModel, drafters: Sequence[Drafter], ops: Any, table: ParamTable) -> None:
+        self._target = target
         self.backend = target.backend
         self.head = target.target.head
         self.score_rows = max(1, SCORE_LOGITS_BYTES // (4 * target.backend.spec.vocab))
@@ -49,6 +58,11 @@ class Programs:
         )
         self.ops = ops
         self.table = table
+
+    @property
+    def generation(self) -> int:
+        """Of the target: rises when its tensors move."""
+        return self._target.generation
 
     def _batch(self, phase: Any, rows: Sequence[RowSet]) -> ForwardBatch:
         taps: Mapping[Tap, torch.Tensor] = {}
@@ -105,23 +119,14 @@ class Programs:
             paths.append(accept(row.tokens, parents, picked[start : start + count], row.sure))
             starts.append(start)
             start += count
-        commit = _commit(paths, self.table.device)
+        commit = make_commit(paths, self.table.device)
         self.backend.commit(batch, commit)
         for drafter in self.drafters:
             drafter.observe(batch, commit)
-        logprobs = self._logprobs(logits, picks, max(top)) if any(top) else None
-        return {
-            "verdicts": [
-                Verdict(
-                    tuple(path),
-                    tuple(picked[begin + row] for row in path),
-                    tuple(_trim(logprobs[begin + row], want) for row in path) if logprobs and want else (),
-                )
-                for path, begin, want in zip(paths, starts, top, strict=True)
-            ]
-        }
+        logprobs = self.logprobs(logits, picks, max(top)) if any(top) else None
+        return {"verdicts": make_verdicts(paths, starts, picked, logprobs, top)}
 
-    def _logprobs(self, logits: torch.Tensor, picks: torch.Tensor, top: int) -> list[TokenLogprob]:
+    def logprobs(self, logits: torch.Tensor, picks: torch.Tensor, top: int) -> list[TokenLogprob]:
         own, values, ids = self.ops.logprobs(logits, picks, top)
         return [
             TokenLogprob(token, logprob, tuple(zip(row_ids, row_values, strict=True)))
@@ -131,12 +136,26 @@ class Programs:
         ]
 
 
+def make_verdicts(
+    paths: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    picked: Sequence[int],
+    logprobs: Sequence[TokenLogprob] | None,
+    top: Sequence[int],
+) -> list[Verdict]:
+    """Per sequence, whose rows begin at `starts` of picked and logprobs."""
+    return [
+        Verdict.of(path, picked[start:], logprobs and logprobs[start:], want)
+        for path, start, want in zip(paths, starts, top, strict=True)
+    ]
+
+
 def _trim(entry: TokenLogprob, want: int) -> TokenLogprob:
     """`want` counts the alternatives plus one, so that 1 means: only the token itself."""
     return TokenLogprob(entry.token, entry.logprob, entry.top[: want - 1])
 
 
-def _commit(paths: Sequence[Sequence[int]], device: str) -> Commit:
+def make_commit(paths: Sequence[Sequence[int]], device: str) -> Commit:
     longest = max(len(path) for path in paths)
     padded = [list(path) + [0] * (longest - len(path)) for path in paths]
     return Commit(

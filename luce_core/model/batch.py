@@ -51,7 +51,7 @@ def make_batch(
     counts = [len(row.tokens) for row in rows]
     starts = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
-    index, parents, sees = _places(phase, rows)
+    index, parents, sees = row_places(phase, rows)
     tensor = _Tensors(device)
     token = [token for row in rows for token in row.tokens]
     index_tensor = tensor.i32(index)
@@ -179,7 +179,7 @@ class _Tensors:
         return self.here(torch.from_numpy(values))
 
 
-def _places(
+def row_places(
     phase: Literal["held", "prefill"], rows: Sequence[RowSet]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """index i32[T], parent i32[T], sees i64[T, words]."""

@@ -1,0 +1,65 @@
+"""Programs an executor may capture: the work of a step over tensors that never move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Bucket = tuple[Any, ...]
+"""What decides the shapes of a step, and what is computed in it; hashable."""
+
+
+@frozen(eq=False)
+class StageBuffers:
+    """The static inputs of one bucket. Whoever runs it copies `host` to `device`, then computes."""
+
+    bucket: Bucket
+    host: Tensor
+    """u8[n] in host memory; pinned where the device reads it."""
+    device: Tensor
+    """(dev) u8[n]."""
+    view: Any
+    """What the program itself made of them."""
+
+
+class Staged(Protocol):
+    """A program over static buffers. `compute` may be captured once and replayed for all steps of a bucket.
+
+    Order of a step: `fill`, the copy, `compute` (or its replay), the results named in `fetch` to the
+    host, `finish`. Engine thread only.
+    """
+
+    fetch: tuple[str, ...]
+    """Results that `finish` wants in host memory, where a bucket has them."""
+
+    @property
+    def generation(self) -> int:
+        """Rises when tensors that `compute` reads have moved: captured graphs must be remade."""
+        ...
+
+    def bucket(self, inputs: Mapping[str, Any]) -> Bucket | None:
+        """The bucket of these inputs; None: run the program as a plain call."""
+        ...
+
+    def stage(self, bucket: Bucket) -> StageBuffers:
+        """Allocate the buffers of a bucket."""
+        ...
+
+    def fill(self, buffers: StageBuffers, inputs: Mapping[str, Any]) -> None:
+        """(host) Write the inputs into `buffers.host`."""
+        ...
+
+    def compute(self, buffers: StageBuffers) -> Mapping[str, Tensor]:
+        """(dev) The work. Queues kernels only: no synchronization, nothing that depends on values."""
+        ...
+
+    def finish(
+        self, buffers: StageBuffers, results: Mapping[str, Tensor], inputs: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """What the plain call would have returned. May queue more work behind the step, and wait for it."""
+        ...

@@ -1,0 +1,209 @@
+"""`Programs.verify` over static buffers, for executors that capture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from luce_core.contracts import BlockTable, Commit, ForwardBatch, Tap
+from luce_core.contracts.staged import Bucket, StageBuffers
+from luce_core.engine.programs import Programs, make_commit, make_verdicts
+from luce_core.model.batch import PADDING, WORD_BITS, RowSet, row_places
+from luce_core.ops.sampling import StepParams
+from luce_core.speculation.tree import accept
+
+ROW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Rows of every sequence of a step; more are run as a plain call."""
+LEAST_BLOCKS = 8
+"""Columns of a block table grow by doubling from here."""
+
+
+@frozen(eq=False)
+class Stage:
+    """Views of one bucket's buffers: numpy on the host, a batch on the device."""
+
+    host: Mapping[str, np.ndarray]
+    batch: ForwardBatch
+    commit: Commit
+    """Of one row per sequence, always accepted."""
+
+
+class StagedVerify:
+    """Held rows in buckets: (sequences, rows of each, greedy, blocks by group). Rows that are lacking are
+    padding.
+
+    Greedy steps pick on the device; one row per sequence is committed there too, so nothing waits for the
+    host. Other steps leave logits, and `finish` does the rest.
+    """
+
+    fetch: tuple[str, ...] = ("picks",)
+
+    def __init__(self, programs: Programs) -> None:
+        self.programs = programs
+        self.device = torch.device(programs.table.device)
+
+    @property
+    def generation(self) -> int:
+        """Of the target."""
+        return self.programs.generation
+
+    def bucket(self, inputs: Mapping[str, Any]) -> Bucket | None:
+        """None where not all rows are wanted, some are decided, or there are too many."""
+        rows: Sequence[RowSet] = inputs["rows"]
+        most = max(len(row.tokens) for row in rows)
+        if most > ROW_BUCKETS[-1] or not all(map(_ordinary, rows)):
+            return None
+        count = next(size for size in ROW_BUCKETS if size >= most)
+        flags = self.programs.table.step(row.slot for row in rows).flags
+        blocks = tuple(
+            (group, _power(max(len(row.tables[group].blocks) for row in rows))) for group in rows[0].tables
+        )
+        return len(rows), count, not flags - {"logprobs"}, blocks
+
+    def stage(self, bucket: Bucket) -> StageBuffers:
+        """One buffer for all of a step's numbers: one copy takes them to the device."""
+        num_seqs, count, _, blocks = bucket
+        rows, words = num_seqs * count, -(-count // WORD_BITS)
+        shapes: dict[str, tuple[int, ...]] = {"sees": (rows, words)}
+        shapes |= dict.fromkeys(("token", "index", "parent"), (rows,))
+        shapes["position"] = (self.programs.axes, rows)
+        shapes |= dict.fromkeys(("slot", "length"), (num_seqs,))
+        for group, columns in blocks:
+            shapes |= {f"block {group}": (num_seqs, columns), f"first {group}": (num_seqs, columns)}
+            shapes[f"count {group}"] = (num_seqs,)
+        sizes = {name: int(np.prod(shape)) * (8 if name == "sees" else 4) for name, shape in shapes.items()}
+        total = sum(sizes.values())
+        host = torch.zeros(total, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        device = torch.zeros(total, dtype=torch.uint8, device=self.device)
+        on_host: dict[str, np.ndarray] = {}
+        there: dict[str, Tensor] = {}
+        at = 0
+        for name, size in sizes.items():
+            kind, shape = (torch.int64 if name == "sees" else torch.int32), shapes[name]
+            on_host[name] = host[at : at + size].view(kind).view(shape).numpy()
+            there[name] = device[at : at + size].view(kind).view(shape)
+            at += size
+        batch = self._batch(there, bucket)
+        one = torch.ones(num_seqs, dtype=torch.int32, device=self.device)
+        commit = Commit(torch.zeros(num_seqs, 1, dtype=torch.int32, device=self.device), one)
+        return StageBuffers(bucket, host, device, Stage(on_host, batch, commit))
+
+    def _batch(self, there: Mapping[str, Tensor], bucket: Bucket) -> ForwardBatch:
+        num_seqs, count, _, blocks = bucket
+        rows = num_seqs * count
+        every = torch.arange(rows, dtype=torch.int32, device=self.device)
+        programs = self.programs
+        taps: dict[Tap, Tensor] = {
+            tap: torch.zeros(rows, programs.tap_width, dtype=torch.bfloat16, device=self.device)
+            for tap in programs.taps
+        }
+        return ForwardBatch(
+            phase="held",
+            token=there["token"],
+            index=there["index"],
+            position=there["position"],
+            seq=every // count,
+            query_start=torch.arange(num_seqs + 1, dtype=torch.int32, device=self.device) * count,
+            slot=there["slot"],
+            length=there["length"],
+            sure=torch.ones(num_seqs, dtype=torch.int32, device=self.device),
+            parent=there["parent"],
+            sees=there["sees"],
+            table={
+                group: BlockTable(there[f"block {group}"], there[f"first {group}"], there[f"count {group}"])
+                for group, _ in blocks
+            },
+            wanted=every,
+            taps=taps,
+        )
+
+    def fill(self, buffers: StageBuffers, inputs: Mapping[str, Any]) -> None:
+        """Every number a step has, padding included."""
+        host, (_, count, _, blocks) = buffers.view.host, buffers.bucket
+        rows = [_padded(row, count) for row in inputs["rows"]]
+        host["token"][:] = [token for row in rows for token in row.tokens]
+        host["index"][:], host["parent"][:], host["sees"][:] = row_places("held", rows)
+        host["position"][:] = host["index"]
+        for s, row in enumerate(inputs["rows"]):
+            if row.positions is not None:
+                host["position"][:, s * count : s * count + len(row.tokens)] = row.positions
+        host["slot"][:] = [row.slot for row in rows]
+        host["length"][:] = [row.length for row in rows]
+        for group, _ in blocks:
+            for s, row in enumerate(rows):
+                table = row.tables[group]
+                used = len(table.blocks)
+                host[f"block {group}"][s, :used] = table.blocks
+                host[f"first {group}"][s, :used] = table.firsts
+                host[f"count {group}"][s] = used
+
+    def compute(self, buffers: StageBuffers) -> Mapping[str, Tensor]:
+        """Forward; greedy: the picks too; one row each: the commit too."""
+        stage, (_, count, greedy, _) = buffers.view, buffers.bucket
+        backend, ops = self.programs.backend, self.programs.ops
+        logits = backend.forward(stage.batch).logits
+        if logits is None:
+            raise AssertionError("a held batch returned no logits")
+        results = {"logits": logits}
+        if greedy:
+            plain = StepParams(self.programs.table, frozenset())
+            results["picks"] = ops.sample(logits, stage.batch, plain)
+        if count == 1:
+            backend.commit(stage.batch, stage.commit)
+        return results
+
+    def finish(
+        self, buffers: StageBuffers, results: Mapping[str, Tensor], inputs: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Accept, commit, report; what `compute` left of it."""
+        programs, stage, count = self.programs, buffers.view, buffers.bucket[1]
+        rows: Sequence[RowSet] = inputs["rows"]
+        logits, picks = results["logits"], results.get("picks")
+        if picks is None:
+            params = programs.table.step(row.slot for row in rows)
+            processed = programs.ops.process_logits(logits, stage.batch, params)
+            picks = programs.ops.sample(processed, stage.batch, params)
+        picked: list[int] = picks.tolist()
+        paths = [
+            [0]
+            if len(row.tokens) == 1
+            else accept(row.tokens, _parents(row), picked[s * count : (s + 1) * count], row.sure)
+            for s, row in enumerate(rows)
+        ]
+        commit = stage.commit
+        if count > 1:
+            commit = make_commit(paths, programs.table.device)
+            programs.backend.commit(stage.batch, commit)
+        for drafter in programs.drafters:
+            drafter.observe(stage.batch, commit)
+        top = inputs["top"]
+        logprobs = programs.logprobs(logits, picks.to(logits.device), max(top)) if any(top) else None
+        starts = range(0, count * len(rows), count)
+        return {"verdicts": make_verdicts(paths, starts, picked, logprobs, top)}
+
+
+def _ordinary(row: RowSet) -> bool:
+    return row.sure == 1 and (row.wanted is None or len(row.wanted) == len(row.tokens))
+
+
+def _parents(row: RowSet) -> Sequence[int]:
+    return range(-1, len(row.tokens) - 1) if row.parents is None else row.parents
+
+
+def _padded(row: RowSet, count: int) -> RowSet:
+    """With rows that stand for nothing behind its own."""
+    lacking = count - len(row.tokens)
+    if not lacking:
+        return row
+    parents = (*_parents(row), *(PADDING,) * lacking)
+    return evolve(row, tokens=[*row.tokens, *(0,) * lacking], parents=parents)
+
+
+def _power(count: int) -> int:
+    """The power of two not below count, and not below LEAST_BLOCKS."""
+    return max(LEAST_BLOCKS, 1 << (count - 1).bit_length())

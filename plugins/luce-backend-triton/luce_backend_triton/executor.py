@@ -1,0 +1,194 @@
+"""Executor `cuda-graphs`: a step that was seen before is one replayed graph. The host queues it and goes on.
+
+The first step of a bucket runs as plain calls over its static buffers: that compiles kernels and makes
+workspaces grow. The second captures, all later ones replay. Programs without static buffers are plain calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from luce_core.contracts import Bucket, Claim, ExecutorContext, Fence, StageBuffers, Staged, Step
+
+log = logging.getLogger(__name__)
+
+Results = Mapping[str, Tensor]
+GRAPH_BYTES = 64 << 20
+"""Memory of all graphs beside the results of the largest step: what the driver keeps of about a thousand
+nodes each, in some ten buckets (H200, driver 580).
+"""
+
+
+class Captured(Protocol):
+    """Work that can be run again."""
+
+    @property
+    def results(self) -> Results:
+        """The same tensors after every replay."""
+        ...
+
+    def replay(self) -> None:
+        """Queue it."""
+        ...
+
+
+@frozen
+class CudaGraph:
+    """One captured step."""
+
+    graph: Any
+    results: Results
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+class Capture:
+    """Captures work on one CUDA device. All graphs share one pool: only one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool: Any = None
+
+    def __call__(self, work: Callable[[], Results]) -> CudaGraph:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        start = time.perf_counter()
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self._pool):
+            results = work()
+        log.info("captured a step in %.0f ms", 1e3 * (time.perf_counter() - start))
+        return CudaGraph(graph, results)
+
+
+@define(eq=False)
+class Program:
+    """One prepared program and what was made of its buckets."""
+
+    call: Callable[..., Mapping[str, Any]]
+    staged: Staged | None
+    buckets: dict[Bucket, Prepared] = field(factory=dict)
+    generation: int = 0
+
+
+@define(eq=False)
+class Prepared:
+    """One bucket."""
+
+    buffers: StageBuffers
+    captured: Captured | None = None
+    fetched: dict[str, Tensor] = field(factory=dict)
+    """Host copies of results."""
+
+
+class GraphExecutor:
+    """`Executor`. Engine thread only. At most one submission is under way: the next waits for it."""
+
+    def __init__(self, device: str, capture: Callable[[Callable[[], Results]], Captured]) -> None:
+        self.device = torch.device(device)
+        self._capture = capture
+        self._programs: dict[str, Program] = {}
+        self._fence = 0
+        self._done: Any = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def prepare(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        buckets: Sequence[tuple[int, ...]],
+        staged: Staged | None = None,
+    ) -> Claim:
+        """Remember the program; graphs are captured when their buckets are first used."""
+        del buckets
+        self._programs[name] = Program(fn, staged)
+        taken = GRAPH_BYTES if staged else 0
+        return Claim(f"executor/{name}", str(self.device), "graphs", taken, taken)
+
+    def submit(self, steps: Sequence[Step]) -> GraphHandle:
+        """Queue the steps in order. Plain calls have run when it returns, replays may be under way."""
+        self._wait()  # buffers of the step before are about to be written
+        pending = [self._start(step) for step in steps]
+        if self._done is not None:
+            self._done.record()
+        self._fence += 1
+        return GraphHandle(Fence(self._fence), pending, self._done)
+
+    def _wait(self) -> None:
+        if self._done is not None:
+            self._done.synchronize()
+
+    def _start(self, step: Step) -> Callable[[], Mapping[str, Any]]:
+        """Queue one step -> what makes its outputs, once the device is through."""
+        program = self._programs[step.program]
+        staged = program.staged
+        bucket = None if staged is None else staged.bucket(step.inputs)
+        if staged is None or bucket is None:
+            outputs = program.call(**step.inputs)
+            return lambda: outputs
+        if program.generation != staged.generation:
+            program.buckets.clear()
+            program.generation = staged.generation
+        prepared = program.buckets.get(bucket)
+        first = prepared is None
+        if prepared is None:
+            prepared = program.buckets[bucket] = Prepared(staged.stage(bucket))
+        results = self._run(staged, prepared, step.inputs, first)
+        return partial(staged.finish, prepared.buffers, results, step.inputs)
+
+    def _run(self, staged: Staged, prepared: Prepared, inputs: Mapping[str, Any], first: bool) -> Results:
+        buffers = prepared.buffers
+        staged.fill(buffers, inputs)
+        buffers.device.copy_(buffers.host, non_blocking=True)
+        if first:
+            results = staged.compute(buffers)
+        else:
+            if prepared.captured is None:
+                prepared.captured = self._capture(partial(staged.compute, buffers))
+            prepared.captured.replay()
+            results = prepared.captured.results
+        return {**results, **self._fetch(staged, prepared, results)}
+
+    def _fetch(self, staged: Staged, prepared: Prepared, results: Results) -> dict[str, Tensor]:
+        for name in staged.fetch:
+            if name in results and name not in prepared.fetched:
+                pinned = self.device.type == "cuda"
+                like = results[name]
+                prepared.fetched[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=pinned)
+            if name in results:
+                prepared.fetched[name].copy_(results[name], non_blocking=True)
+        return prepared.fetched
+
+
+class GraphHandle:
+    """Steps that were queued."""
+
+    def __init__(self, fence: Fence, pending: Sequence[Callable[[], Mapping[str, Any]]], done: Any) -> None:
+        self.fence = fence
+        self._pending = pending
+        self._done = done
+        self._outputs: dict[str, Any] | None = None
+
+    def ready(self) -> bool:
+        return self._outputs is not None or self._done is None or bool(self._done.query())
+
+    def outputs(self) -> Mapping[str, Any]:
+        if self._outputs is None:
+            if self._done is not None:
+                self._done.synchronize()
+            self._outputs = {}
+            for finish in self._pending:
+                self._outputs.update(finish())
+        return self._outputs
+
+
+def make_executor(context: ExecutorContext) -> GraphExecutor:
+    """Factory of the part "cuda-graphs"."""
+    return GraphExecutor(context.device.id, Capture(torch.device(context.device.id)))
