@@ -7,7 +7,7 @@ they are computed, and only where no cached prefix holds them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import field, frozen
@@ -82,7 +82,7 @@ class MediaProcessor(Protocol):
 class Encoder(Protocol):
     """Media -> rows of embeddings. Engine thread only."""
 
-    def encode(self, items: Sequence[Media]) -> Iterator[Tensor | None]:
+    def encode(self, items: Sequence[Media]) -> Generator[Tensor | None]:
         """Yields None while there is more to do, after 50 ms of work where it can, then (dev) [rows, E] per
         item, in order. Closed early when nobody wants the rest.
         """

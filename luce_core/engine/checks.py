@@ -22,6 +22,13 @@ def request_problem(request: GenerationRequest, context: int, vocab: int) -> str
         return f"Token {bad} of logit_bias is outside the vocabulary of {vocab}."
     if request.keys and len(request.keys) != len(request.prompt):
         return f"{len(request.keys)} cache keys for {len(request.prompt)} prompt tokens. Send one per token."
+    end = 0
+    for number, span in enumerate(request.media):
+        height, width = span.media.grid
+        if not end <= span.first < span.stop < len(request.prompt) or height * width != span.media.rows:
+            at = f"rows {span.first} to {span.stop} of {len(request.prompt)}, {height} x {width}"
+            return f"Image {number} takes {at}. They must be in order, with text behind the last."
+        end = span.stop
     if request.max_tokens < 0:
         return f"max_tokens is {request.max_tokens}; it must be 0 or more."
     return None

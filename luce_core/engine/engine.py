@@ -15,18 +15,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-import torch
 from attrs import evolve
 
 from luce_core.cache.layout import needs_checkpoints
 from luce_core.contracts import (
-    BackendPlan,
     EngineEvent,
     Fence,
     FinishReason,
     GenerationRequest,
+    Hit,
     Progress,
-    Round,
     SeqId,
     SeqTable,
     SeqView,
@@ -35,17 +33,18 @@ from luce_core.contracts import (
     Work,
 )
 from luce_core.engine.checks import check_work, late_error, late_notice, no_room_error, request_problem
+from luce_core.engine.media import EncodingQueue
 from luce_core.engine.programs import Programs, Verdict
+from luce_core.engine.proposing import Proposer
 from luce_core.engine.sequence import Sequence
 from luce_core.engine.staged import StagedVerify
 from luce_core.engine.swapping import swap_rule
 from luce_core.engine.tenants import CREDIT_ROWS, TenantLedger
 from luce_core.engine.turns import AnsweredTexts
-from luce_core.errors import CapacityError, EngineError, LuceError, PluginError
-from luce_core.model.batch import RowSet, make_tables
-from luce_core.ops.noise import CounterNoise
+from luce_core.errors import CapacityError, EngineError, LuceError
+from luce_core.model.batch import RowSet
 from luce_core.ops.sampling import ParamTable
-from luce_core.speculation.tree import Candidates, check_tree, merge, read_tree
+from luce_core.speculation.tree import Candidates
 
 if TYPE_CHECKING:
     from luce_core.pipeline import Pipeline
@@ -70,7 +69,6 @@ class LuceEngine:
         self.drafters = pipeline.drafters
         self.models = tuple(pipeline.models.values())
         self.own_groups = f"{plan.models[0].name}/"
-        self.owners = [_owners(plan, name) for name in plan.parts["drafter"]]
         self.context = plan.number("context")
         self.row_budget = plan.number("engine.row_budget")
         self.nodes = min(plan.number("engine.draft_nodes"), self.row_budget - 1) if self.drafters else 0
@@ -80,10 +78,11 @@ class LuceEngine:
         self.programs = Programs(self.target, self.drafters, pipeline.target.ops, self.table)
         self.executor.prepare("prefill", self.programs.prefill, ())
         self.executor.prepare("verify", self.programs.verify, (), StagedVerify(self.programs))
-        self.history = (
-            torch.zeros(slots, self.context, dtype=torch.int32, device=device) if self.drafters else None
+        vocab = self.spec.vocab
+        self.proposer = Proposer(self.drafters, plan, self.blocks, self.table, device=device, vocab=vocab)
+        self.encoding = EncodingQueue(
+            pipeline.encoders, plan.parts["encoder"], self.spec.hidden, lambda seq: self._cached(seq).length
         )
-        self.noise = CounterNoise()
         self.clock = time.monotonic
         self.tenants = TenantLedger(CREDIT_ROWS + 2 * self.row_budget)
         self.swap_rule = swap_rule(plan)
@@ -131,7 +130,9 @@ class LuceEngine:
         self._end_late()
         if not (self.waiting or self.running):
             return False
-        waiting = [self._view(seq, 0) for seq in self.waiting.values()]
+        if self.encoding:
+            self.encoding.run(self._fail_step)
+        waiting = [self._view(seq, 0) for seq in self.waiting.values() if seq not in self.encoding]
         running = [self._view(seq, self.blocks.length(self._handle(seq))) for seq in self.running.values()]
         work, preempted = self.scheduler.plan(waiting, running, self.row_budget, self._fits)
         check_work(work, {view.seq: view for view in (*waiting, *running)}, self.row_budget)
@@ -143,7 +144,7 @@ class LuceEngine:
             self.tenants.charge((seq.request.tenant, count) for seq, count in rows)
             self._execute(prefill, held)
             self.counters["steps"] += 1
-        elif not preempted:
+        elif not (preempted or self.encoding):
             self._refuse_one()
         return True
 
@@ -173,9 +174,11 @@ class LuceEngine:
                 self._arrive(*item)
 
     def _arrive(self, request: GenerationRequest, sink: Callable[[EngineEvent], None]) -> None:
-        seq = Sequence(SeqId(next(self._ids)), request, sink, self.context)
-        self.counters["requests"] += 1
         problem = request_problem(request, self.context, self.spec.vocab)
+        problem = problem or self.encoding.problem(request.media)
+        known = evolve(request, media=()) if problem else request
+        seq = Sequence(SeqId(next(self._ids)), known, sink, self.context, self.spec.position_axes)
+        self.counters["requests"] += 1
         if problem:
             seq.finish("error", problem)
         elif request.max_tokens == 0 and not seq.scoring:
@@ -187,6 +190,7 @@ class LuceEngine:
             self.tenants.join(request.tenant)
             self.waiting[seq.id] = seq
             sink(Progress(request.request, "queued", 0, seq.prompt))
+            self._encode_first(seq, self._cached(seq).length)
 
     def _view(self, seq: Sequence, length: int) -> SeqView:
         return seq.view(length, self.tenants.served(seq.request.tenant))
@@ -220,7 +224,9 @@ class LuceEngine:
             return False
         if seq.retained is not None and not self.blocks.room(len(seq.keys) + 1, step_tokens=self.row_budget):
             return False  # its state would come back from the host for nothing
-        hit = self.blocks.match(seq.findable)
+        hit = self._cached(seq)
+        if self._encode_first(seq, hit.length):
+            return False
         try:
             seq.handle = self.blocks.open(seq.keys, hit)
         except CapacityError:
@@ -229,6 +235,16 @@ class LuceEngine:
         if not self.blocks.fits(seq.handle, missing, step_tokens=self.row_budget):
             self._close(seq)
             return False
+        return True
+
+    def _cached(self, seq: Sequence) -> Hit:
+        return self.blocks.match(seq.findable)
+
+    def _encode_first(self, seq: Sequence, cached: int) -> bool:
+        """Whether images behind the first `cached` tokens have to be encoded before it can run."""
+        if seq.media is None or not seq.media.lacking(cached):
+            return False
+        self.encoding.add(seq)
         return True
 
     def _preempt(self, seq_id: SeqId) -> None:
@@ -247,6 +263,8 @@ class LuceEngine:
                 self.blocks.checkpoint(handle)
         self._close(seq)
         self.waiting[seq_id] = seq
+        if seq.media is not None:
+            self._encode_first(seq, self._cached(seq).length)
         self.counters["preempted"] += 1
 
     def _admit(self, work: Seq[Work]) -> tuple[list[tuple[Sequence, int]], list[tuple[Sequence, int]]]:
@@ -290,8 +308,7 @@ class LuceEngine:
         ending = request.eog | frozenset(request.params.stop_ids)
         self.table.take(slot, request.params, request.prompt, ending)
         self.table.count(slot, seq.tokens[seq.prompt :])
-        if self.history is not None:
-            self.history[slot, : len(seq.tokens)] = torch.tensor(seq.tokens, dtype=torch.int32)
+        self.proposer.write(slot, 0, seq.tokens)
 
     def _refuse_one(self) -> None:
         """Nothing could be done, and nothing will change by itself: end the request that needs most."""
@@ -307,7 +324,7 @@ class LuceEngine:
         trees: list[Candidates] = []
         try:
             if held:
-                trees = self._propose(held)
+                trees = self.proposer.propose([(seq, self._handle(seq), rows) for seq, rows in held])
                 rows = [self._held_rows(seq, tree) for (seq, _), tree in zip(held, trees, strict=True)]
                 top = [seq.request.params.logprobs for seq, _ in held]
                 steps.append(Step("verify", (sum(len(r.tokens) for r in rows),), {"rows": rows, "top": top}))
@@ -358,64 +375,24 @@ class LuceEngine:
             tokens=seq.tokens[length : length + count],
             tables=self._tables(seq),
             wanted=seq.unscored(length, count),
+            positions=seq.media.positions(length, count) if seq.media else None,
+            embeds=seq.media.rows(length, count) if seq.media else (),
         )
 
     def _held_rows(self, seq: Sequence, tree: Candidates) -> RowSet:
         handle = self._handle(seq)
+        length = self.blocks.length(handle)
+        parents = [-1, *(parent + 1 for parent in tree.parents)]
         return RowSet(
             slot=self.blocks.slot(handle),
-            length=self.blocks.length(handle),
+            length=length,
             tokens=[seq.tokens[-1], *tree.tokens],
             sure=1,
-            parents=[-1, *(parent + 1 for parent in tree.parents)],
+            parents=parents,
             tables=self._tables(seq),
             wanted=range(1 + len(tree)),
+            positions=seq.media.held_positions(length, parents) if seq.media else None,
         )
-
-    def _propose(self, held: list[tuple[Sequence, int]]) -> list[Candidates]:
-        """One candidate tree per sequence, within the rows the scheduler gave it."""
-        nothing = [Candidates()] * len(held)
-        capacity = max(rows for _, rows in held) - 1
-        if not self.drafters or capacity < 1 or self.history is None:
-            return nothing
-        handles = [self._handle(seq) for seq, _ in held]
-        usable = [self.blocks.usable_from(handle) for handle in handles]
-        room = [min(rows - 1, seq.last_index - len(seq.tokens)) for seq, rows in held]
-        view = Round(
-            slot=self._i32([self.blocks.slot(handle) for handle in handles]),
-            anchor=self._i32([seq.tokens[-1] for seq, _ in held]),
-            length=self._i32([self.blocks.length(handle) for handle in handles]),
-            usable_from=self._i32([0] * len(held)),
-            history=self.history,
-            params=self.table,
-            noise=self.noise,
-            capacity=capacity,
-            room=self._i32(room),
-            table=make_tables([self._foreign_tables(handle) for handle in handles], self.device),
-        )
-        proposals = []
-        for number, (drafter, owners) in enumerate(zip(self.drafters, self.owners, strict=True)):
-            lacking = [max((item[owner] for owner in owners), default=0) for item in usable]
-            own = evolve(view, usable_from=self._i32(lacking))
-            proposals.append(self._checked(drafter.name, read_tree(drafter.propose(own), number)))
-        return [merge([trees[s] for trees in proposals], most) for s, most in enumerate(room)]
-
-    def _foreign_tables(self, handle: SeqId) -> dict[str, SeqTable]:
-        """By "owner/group": all but the target's."""
-        tables = self.blocks.tables(handle)
-        return {key: table for key, table in tables.items() if not key.startswith(self.own_groups)}
-
-    def _i32(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
-
-    def _checked(self, name: str, trees: list[Candidates]) -> list[Candidates]:
-        for tree in trees:
-            problem = check_tree(tree, self.spec.vocab)
-            if problem:
-                raise PluginError(
-                    f"Drafter {name!r} proposed a bad tree: {problem}. Report it to its authors."
-                )
-        return trees
 
     # --- accept and emit
 
@@ -425,6 +402,8 @@ class LuceEngine:
         self.blocks.advance(handle, seq.keys[length : length + count])
         self.counters["prompt_tokens"] += count
         done = length + count
+        if seq.media is not None:
+            seq.media.drop(done)
         if self.has_slots and done == seq.prompt - 1 and not seq.pinned:
             seq.pinned = True
             self._checkpoint(seq)
@@ -457,10 +436,7 @@ class LuceEngine:
         new = seq.tokens[-taken:]
         slot = self.blocks.slot(handle)
         self.table.count(slot, new)
-        if self.history is not None:
-            self.history[slot, len(seq.tokens) - taken : len(seq.tokens)] = torch.tensor(
-                new, dtype=torch.int32
-            )
+        self.proposer.write(slot, len(seq.tokens) - taken, new)
         if reason is not None:
             if self.has_slots and taken == len(verdict.path):
                 self._checkpoint(seq)
@@ -473,6 +449,7 @@ class LuceEngine:
             self.answered.add(seq.keys[: self.blocks.length(seq.handle)], seq.prompt)
         self._close(seq)
         self._release(seq)
+        self.encoding.leave(seq)
         self.tenants.leave(seq.request.tenant)
         self.counters["cached_tokens"] += seq.cached
         seq.finish(reason, error)
@@ -492,9 +469,3 @@ class LuceEngine:
         if seq.handle is None:
             raise EngineError(f"Request {seq.request.request!r} has no state; this is a bug of the engine.")
         return seq.handle
-
-
-def _owners(plan: BackendPlan, drafter: str) -> list[str]:
-    """Whose state the drafter needs: its models' and its own."""
-    own = [drafter] if drafter in plan.layouts else []
-    return own + [model.name for model in plan.models if model.part == f"drafter.{drafter}"]

@@ -17,6 +17,7 @@ from luce_core.contracts import (
     TokenLogprob,
     Tokens,
 )
+from luce_core.engine.media import SequenceMedia
 
 
 class Sequence:
@@ -41,6 +42,7 @@ class Sequence:
         "id",
         "keys",
         "late",
+        "media",
         "nodes",
         "pinned",
         "prompt",
@@ -52,8 +54,14 @@ class Sequence:
     )
 
     def __init__(
-        self, seq: SeqId, request: GenerationRequest, sink: Callable[[EngineEvent], None], context: int
+        self,
+        seq: SeqId,
+        request: GenerationRequest,
+        sink: Callable[[EngineEvent], None],
+        context: int,
+        axes: int = 1,
     ) -> None:
+        """axes: of a position, for a prompt with images."""
         self.id = seq
         self.request = request
         self.sink = sink
@@ -61,6 +69,7 @@ class Sequence:
         self.tokens = list(request.prompt)
         self.keys = list(request.keys or request.prompt)
         self.prompt = len(request.prompt)
+        self.media = SequenceMedia(request.media, self.prompt, axes) if request.media else None
         self.handle: SeqId | None = None
         self.cached = 0
         """Tokens of the prompt that were cached when it was first admitted."""

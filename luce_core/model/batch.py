@@ -35,6 +35,8 @@ class RowSet:
     """Rows whose logits are wanted; None = all when held, none in prefill."""
     positions: Sequence[Sequence[int]] | None = None
     """RoPE positions [axes][rows]; None = the index on every axis."""
+    embeds: Sequence[tuple[int, Tensor]] = ()
+    """Rows that take embeddings in place of their token's: (place of the first, f32[n, E])."""
 
 
 def make_batch(
@@ -55,6 +57,7 @@ def make_batch(
     tensor = _Tensors(device)
     token = [token for row in rows for token in row.tokens]
     index_tensor = tensor.i32(index)
+    embeds, embed_rows = _embeds(rows, starts.tolist(), tensor)
     return ForwardBatch(
         phase=phase,
         token=tensor.i32(token),
@@ -70,6 +73,8 @@ def make_batch(
         table=make_tables([row.tables for row in rows], device),
         wanted=tensor.i32(_wanted(phase, rows, starts.tolist())),
         taps=taps or {},
+        embeds=embeds,
+        embed_rows=embed_rows,
     )
 
 
@@ -88,6 +93,7 @@ def chain_batch(round: Round, tokens: Tensor, owner: str, *, axes: int = 1) -> F
     count, rows = tokens.shape
     place = torch.arange(rows, dtype=torch.int32, device=tokens.device)
     index = (round.length[:, None] + place).reshape(-1)
+    position = index if round.shift is None else index + round.shift.repeat_interleave(rows)
     padding = (place > round.room[:, None]).reshape(-1)
     bits = torch.zeros(rows, -(-rows // WORD_BITS), dtype=torch.int64)
     for row in range(rows):
@@ -98,7 +104,7 @@ def chain_batch(round: Round, tokens: Tensor, owner: str, *, axes: int = 1) -> F
         phase="held",
         token=tokens.reshape(-1),
         index=index,
-        position=index.expand(axes, -1),
+        position=position.expand(axes, -1),
         seq=every // rows,
         query_start=torch.arange(count + 1, dtype=torch.int32, device=tokens.device) * rows,
         slot=round.slot,
@@ -215,6 +221,16 @@ def _positions(rows: Sequence[RowSet], index: Tensor, axes: int, tensor: _Tensor
         own = range(row.length, row.length + len(row.tokens))
         columns.append(np.array([own] * axes if row.positions is None else row.positions))
     return tensor.i32(np.concatenate(columns, axis=1))
+
+
+def _embeds(
+    rows: Sequence[RowSet], starts: list[int], tensor: _Tensors
+) -> tuple[Tensor | None, Tensor | None]:
+    given = [(start + at, one) for row, start in zip(rows, starts, strict=False) for at, one in row.embeds]
+    if not given:
+        return None, None
+    places = np.concatenate([np.arange(at, at + one.shape[0]) for at, one in given])
+    return tensor.here(torch.cat([one for _, one in given])), tensor.i32(places)
 
 
 def _block_table(tables: Sequence[SeqTable], tensor: _Tensors) -> BlockTable:
