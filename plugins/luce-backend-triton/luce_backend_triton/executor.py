@@ -51,6 +51,17 @@ class CudaGraph:
         self.graph.replay()
 
 
+class PlainCalls:
+    """Work that no graph can hold."""
+
+    def __init__(self, work: Callable[[], Results]) -> None:
+        self._work = work
+        self.results: Results = {}
+
+    def replay(self) -> None:
+        self.results = self._work()
+
+
 class Capture:
     """Captures work on one CUDA device. All graphs share one pool: only one runs at a time."""
 
@@ -97,6 +108,7 @@ class GraphExecutor:
         self._capture = capture
         self._programs: dict[str, Program] = {}
         self._fence = 0
+        self._refused = False
         self._done: Any = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def prepare(
@@ -151,10 +163,24 @@ class GraphExecutor:
             results = staged.compute(buffers)
         else:
             if prepared.captured is None:
-                prepared.captured = self._capture(partial(staged.compute, buffers))
+                prepared.captured = self._captured(partial(staged.compute, buffers))
             prepared.captured.replay()
             results = prepared.captured.results
         return {**results, **self._fetch(staged, prepared, results)}
+
+    def _captured(self, work: Callable[[], Results]) -> Captured:
+        """A graph; plain calls where the work has an op that waits for the device."""
+        if self._refused:
+            return PlainCalls(work)
+        try:
+            return self._capture(work)
+        except RuntimeError as error:
+            self._refused = True
+            log.warning(
+                "Steps on %s are plain calls from now on, which the host slows down: an op of this model "
+                "cannot be captured into a CUDA graph (%s).", self.device, str(error).partition("\n")[0],
+            )  # fmt: skip
+            return PlainCalls(work)
 
     def _fetch(self, staged: Staged, prepared: Prepared, results: Results) -> dict[str, Tensor]:
         for name in staged.fetch:

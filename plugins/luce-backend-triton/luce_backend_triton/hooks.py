@@ -13,13 +13,15 @@ from luce_core.contracts import (
     Equivalence,
     OpImpl,
     OpLayer,
+    PartSpec,
     PlanPatch,
     PluginInfo,
     Problem,
 )
 from luce_core.hookspecs import hookimpl
 
-OP_LAYERS = "execution.op_layers"
+OP_LAYERS, EXECUTOR = "execution.op_layers", "parts.executor"
+GRAPHS = "cuda-graphs"
 OPS = (
     "pack_linear", "pack_group", "linear", "table_rows", "norm_linear", "linear_out", "gated_mlp", "head",
 )  # fmt: skip
@@ -71,6 +73,19 @@ def luce_register_ops() -> list[OpLayer]:
 
 
 @hookimpl
+def luce_register_parts() -> list[PartSpec]:
+    return [
+        PartSpec(
+            kind="executor",
+            name=GRAPHS,
+            factory="luce_backend_triton.executor:make_executor",
+            equivalence=Equivalence.BITS,
+            summary="a step that was seen before is one replayed CUDA graph",
+        )
+    ]
+
+
+@hookimpl
 def luce_extend_plan(plan: BackendPlan) -> Sequence[PlanPatch]:
     if not _is_ours(plan):
         return []
@@ -78,12 +93,14 @@ def luce_extend_plan(plan: BackendPlan) -> Sequence[PlanPatch]:
         why = "a row's bits depend on how many others there are, so --deterministic takes the f32 reference"
         return [PlanPatch(OP_LAYERS, (), why)]
     asked = plan.values["triton.kernels"]
+    graphs = PlanPatch(EXECUTOR, (GRAPHS,), "the host's calls would take longer than the card's work")
     if asked == "triton":
-        return [PlanPatch(OP_LAYERS, ("triton-portable",), "--triton-kernels triton")]
+        return [PlanPatch(OP_LAYERS, ("triton-portable",), "--triton-kernels triton"), graphs]
     version = nvrtc.compiler_version()
     if asked == "auto" and not version:
-        return [PlanPatch(OP_LAYERS, ("triton-portable",), "no NVRTC; few rows are slower in Triton")]
-    return [PlanPatch(OP_LAYERS, ("triton",), f"CUDA C++ by NVRTC {version}")]
+        why = "no NVRTC; few rows are slower in Triton"
+        return [PlanPatch(OP_LAYERS, ("triton-portable",), why), graphs]
+    return [PlanPatch(OP_LAYERS, ("triton",), f"CUDA C++ by NVRTC {version}"), graphs]
 
 
 @hookimpl

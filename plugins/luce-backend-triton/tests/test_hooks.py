@@ -43,10 +43,17 @@ def two_cards(monkeypatch, tmp_path):
     ],
 )
 def test_hook_luce_extend_plan(version, values, with_nvrtc, without, words):
-    (patch,) = hooks.luce_extend_plan(plan(**values))
+    patch, *graphs = hooks.luce_extend_plan(plan(**values))
+    assert [one.value for one in graphs] == ([] if "deterministic" in values else [("cuda-graphs",)])
     assert patch.field == "execution.op_layers"
     assert patch.value == (with_nvrtc if version else without)
     assert words in patch.reason
+
+
+def test_hook_luce_register_parts():
+    (part,) = hooks.luce_register_parts()
+    assert (part.kind, part.name) == ("executor", "cuda-graphs")
+    assert callable(resolve(part.factory, "executor"))
 
 
 def test_another_device_is_left_alone(version):

@@ -1,0 +1,168 @@
+"""Steps over static buffers are the steps of plain calls: tokens, logprobs, trees, padding, moved state."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from attrs import evolve
+from luce_backend_triton.executor import GraphExecutor, PlainCalls
+
+from luce_core.contracts import SamplingParams
+from luce_core.model.batch import RowSet, make_batch
+from luce_core.testing.dense import write_dense_model
+from luce_core.testing.drafters import ScriptedDrafter
+from luce_core.testing.pipeline import TOY_HOOKS, EngineRig, make_pipeline
+from luce_core.testing.toy import write_toy_model
+
+DENSE_HOOKS = "luce_core.testing.dense.hooks"
+PROMPTS = ([5, 9, 2], [7], list(range(1, 30)))
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=0.9, top_k=20, seed=3)
+LOGPROBS = SamplingParams(temperature=0.0, logprobs=3)
+PENALTY = SamplingParams(temperature=0.0, repetition=1.5)
+
+
+class Replay(PlainCalls):
+    """As a graph: nothing runs when it is captured, and results stay where they are."""
+
+    def __init__(self, work):
+        super().__init__(work)
+        self.runs = 0
+
+    def replay(self):
+        before = self.results
+        super().replay()
+        self.runs += 1
+        if before:
+            for name, tensor in before.items():
+                tensor.copy_(self.results[name])
+            self.results = before
+
+
+class Captures(list):
+    def __call__(self, work):
+        self.append(Replay(work))
+        return self[-1]
+
+
+def branches(text, capacity):
+    """Two children of the anchor, one of them with a child: rarely right, never all wrong."""
+    last = text[-1]
+    tokens = [(last + 1) % 250, (last * 7 + 3) % 250, (last + 2) % 250]
+    return tokens[:capacity], [-1, -1, 0][:capacity]
+
+
+@pytest.fixture(params=["slots", "pages", "window"])
+def write(request, tmp_path):
+    """-> (file, hooks) of a toy model with one kind of state."""
+    shape = {"slots": {}, "pages": {"slots": False}, "window": {"slots": True, "window": 24}}[request.param]
+    return write_toy_model(tmp_path / "toy.gguf", salt=7, context=256, **shape), (TOY_HOOKS,)
+
+
+def rig(write, executor=None, drafters=()):
+    path, hooks = write
+    pipeline = make_pipeline(path, *hooks, options={"ctx_size": 128}, drafters=drafters)
+    return EngineRig(pipeline if executor is None else evolve(pipeline, executor=executor))
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(temperature=0.0), SAMPLED, PENALTY], ids=["greedy", "sampled", "penalty"]
+)
+@pytest.mark.parametrize("drafted", [False, True])
+def test_tokens_are_those_of_plain_calls(write, params, drafted):
+    captures = Captures()
+    rigs = [
+        rig(write, executor, [ScriptedDrafter(branches)] if drafted else ())
+        for executor in (None, GraphExecutor("cpu", captures))
+    ]
+    wanted, got = (one.generate(*PROMPTS, max_tokens=7, params=params) for one in rigs)
+    assert got == wanted
+    assert sum(one.runs for one in captures) > 2
+
+
+def test_a_network_of_ops_answers_the_same(tmp_path):
+    write = write_dense_model(tmp_path / "dense.gguf", layers=1), (TOY_HOOKS, DENSE_HOOKS)
+    rigs = [
+        rig(write, executor, [ScriptedDrafter(branches)])
+        for executor in (None, GraphExecutor("cpu", Captures()))
+    ]
+    wanted, got = (one.generate(*PROMPTS[:2], max_tokens=5) for one in rigs)
+    assert got == wanted
+
+
+def test_logprobs_are_those_of_plain_calls(write):
+    answers = []
+    for executor in (None, GraphExecutor("cpu", Captures())):
+        one = rig(write, executor)
+        answer = one.submit(PROMPTS[0], 8, LOGPROBS)
+        one.run()
+        answers.append(answer.logprobs)
+    assert answers[0] == answers[1]
+
+
+def test_a_drafter_observes_what_was_committed(write):
+    """The scripted drafter checks it."""
+    drafter = ScriptedDrafter(branches)
+    rig(write, GraphExecutor("cpu", Captures()), [drafter]).generate(*PROMPTS, max_tokens=10)
+    assert drafter.rounds > 3
+
+
+def test_a_bucket_is_captured_once_when_it_comes_again(write):
+    captures = Captures()
+    one = rig(write, GraphExecutor("cpu", captures))
+    one.generate([3, 4], max_tokens=1)
+    assert not captures
+    one.generate([3, 4], max_tokens=9)
+    one.generate([6, 4], max_tokens=9)
+    assert len(captures) == 1
+    assert captures[0].runs >= 16
+
+
+def test_moved_tensors_are_captured_anew(write):
+    captures = Captures()
+    one = rig(write, GraphExecutor("cpu", captures))
+    before = one.generate([3, 4], max_tokens=6)
+    target = one.pipeline.target
+    target.park()
+    target.unpark()
+    assert one.generate([3, 4], max_tokens=6) == before
+    assert len(captures) == 2
+
+
+def test_what_cannot_be_captured_runs_as_calls_and_the_log_says_so(write, caplog):
+    def refuse(work):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    wanted = rig(write).generate(*PROMPTS, max_tokens=8)
+    with caplog.at_level(logging.WARNING):
+        got = rig(write, GraphExecutor("cpu", refuse)).generate(*PROMPTS, max_tokens=8)
+    assert got == wanted
+    assert [record for record in caplog.records if "not permitted" in record.getMessage()]
+
+
+def test_positions_of_their_own_reach_the_batch(write):
+    one = rig(write, GraphExecutor("cpu", Captures()))
+    staged = one.pipeline.executor._programs["verify"].staged
+    seq = one.pipeline.blocks.open([1, 2], one.pipeline.blocks.match([]))
+    one.pipeline.blocks.reserve(seq, 4)
+    tables = {key.partition("/")[2]: table for key, table in one.pipeline.blocks.tables(seq).items()}
+    axes = one.engine.spec.position_axes
+    row = RowSet(
+        one.pipeline.blocks.slot(seq),
+        3,
+        [8, 9, 10],
+        tables,
+        parents=[-1, 0, 0],
+        positions=[[40, 41, 41]] * axes,
+    )
+    inputs = {"rows": [row], "top": [0]}
+    bucket = staged.bucket(inputs)
+    buffers = staged.stage(bucket)
+    staged.fill(buffers, inputs)
+    buffers.device.copy_(buffers.host)
+    got, wanted = buffers.view.batch, make_batch("held", [row], axes=axes)
+    for name in ("token", "index", "position", "parent", "sees", "slot", "length", "query_start"):
+        assert torch.equal(getattr(got, name), getattr(wanted, name)), name
+    one.pipeline.blocks.close(seq, one.engine._fence)
