@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import torch
 
 from luce_core.contracts import (
     ChannelHealth,
     Done,
     EngineEvent,
-    ForwardResult,
     GenerationChannel,
     GenerationRequest,
     Progress,
@@ -73,35 +73,54 @@ class Spin:
         hashlib.sha256(memoryview(self.data)[: max(4096, int(seconds * self.bytes_per_s))]).digest()
 
 
-def pace_backend(backend: Any, seconds: float) -> None:
-    """Let every forward of a loaded model take `seconds` and answer nothing in particular."""
-    spin, vocab = Spin(), backend.spec.vocab
-    logits = torch.rand(1, vocab)
+class Pace:
+    """What a script and a paced model share, be it in another process: how long a forward takes, and when
+    each of them began by the machine's clock. A file of float64.
+    """
 
-    def forward(batch: Any) -> ForwardResult:
-        spin(seconds)
-        rows = len(batch.wanted)
-        return ForwardResult(
-            torch.zeros(rows, 4), logits.expand(rows, vocab) if batch.phase == "held" else None
-        )
+    def __init__(self, path: Path, room: int = 1 << 20) -> None:
+        if not path.exists():
+            path.write_bytes(bytes(8 * room))
+        self._shared = np.memmap(path, np.float64, mode="r+")
 
-    backend.forward = forward
-    backend.commit = lambda batch, commit: None
+    @property
+    def seconds(self) -> float:
+        return float(self._shared[0])
+
+    @seconds.setter
+    def seconds(self, value: float) -> None:
+        self._shared[0] = value
+
+    def begun(self) -> None:
+        """(model) A forward begins."""
+        at = int(self._shared[1])
+        self._shared[2 + at % (len(self._shared) - 2)] = time.monotonic()
+        self._shared[1] = at + 1
+
+    def take(self) -> list[float]:
+        """When the forwards since the last call began."""
+        count = int(self._shared[1])
+        self._shared[1] = 0
+        return self._shared[2 : 2 + count].tolist()
 
 
-def paced_registry(seconds: float) -> Any:
-    """In the engine's process: a toy whose forward takes `seconds` and computes nothing."""
+def paced_registry(path: Path) -> Any:
+    """A toy whose forwards take what the `Pace` at `path` says, and compute nothing."""
+    from luce_core.model.backend import NetworkBackend
     from luce_core.testing.toy.network import ToyNetwork
 
-    spin = Spin()
+    pace, spin = Pace(path), Spin()
 
     def trunk(self: Any, batch: Any, final: Any = None) -> Any:
-        spin(seconds)
+        pace.begun()
+        spin(pace.seconds)
         return torch.zeros(batch.token.shape[0], 4)
 
     network: Any = ToyNetwork
     network.trunk = trunk
     network.logits = lambda self, final: torch.zeros(final.shape[0], self.vocab)
+    backend: Any = NetworkBackend
+    backend.commit = lambda self, batch, commit: None
     return registry_of(TOY_HOOKS)
 
 

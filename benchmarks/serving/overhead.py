@@ -4,10 +4,9 @@
 
 The model's forward is replaced by work of a fixed length that holds no interpreter lock, set so that the
 engine alone makes about `--rate` tokens a second. The engine lives in a process of its own, as in
-`serve`, or on a thread of the server's (`--no-engine-process`). There, times are taken where the engine
-hands its tokens over, and the median of all steps is compared: on a busy machine most steps still run
-undisturbed, while a rate does not. Of the child, each answer's mean by its own clock is known. The client
-is a process of its own.
+`serve`, or on a thread of the server's (`--no-engine-process`). Times are those at which the model's
+forwards begin, by the machine's clock, and the median steps of runs next to each other are compared: on a
+busy machine most steps still run undisturbed, while a rate does not. The client is a process of its own.
 """
 
 from __future__ import annotations
@@ -15,41 +14,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import tempfile
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from bench import client, in_a_child, pace_backend, paced_registry, toy
+from bench import Pace, client, in_a_child, paced_registry, toy
 
-from luce_core.contracts import Done, EngineEvent, GenerationRequest, SamplingParams, Tokens
-from luce_core.testing.server import Served, serving
-
-OWN_S = 150e-6  # about what a step of the engine takes without a model
-
-
-class Watch:
-    """Times of the tokens of every request that passes the channel."""
-
-    def __init__(self, channel: Any, mean: bool) -> None:
-        self.mean = mean
-        self.steps: list[float] = []
-        self._submit = channel.submit
-        channel.submit = self
-
-    def __call__(self, request: GenerationRequest, sink: Any) -> None:
-        times: list[float] = []
-
-        def timed(event: EngineEvent) -> None:
-            sink(event)
-            if isinstance(event, Tokens):
-                times.append(time.perf_counter())
-            elif isinstance(event, Done) and self.mean:
-                self.steps.append(event.timings["decode_ms"] / 1e3 / (event.usage["completion_tokens"] - 1))
-            elif isinstance(event, Done):
-                self.steps += [after - before for before, after in itertools.pairwise(times)]
-
-        self._submit(request, timed)
+from luce_core.contracts import Done, EngineEvent, GenerationRequest, SamplingParams
+from luce_core.testing.server import Served, on_a_thread, serving
 
 
 def main() -> None:
@@ -57,47 +32,61 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--channel", choices=("thread", "child"), default="thread")
+    parser.add_argument("--channel", choices=("thread", "child"), default="child")
     parser.add_argument("--rate", type=float, default=1500)
     parser.add_argument("--tokens", type=int, default=600)
-    parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--repetitions", type=int, default=20)
     options = parser.parse_args()
-    with toy(max_sequences=4, threads=1) as pipeline:
-        if options.channel == "child":
-            registry = partial(paced_registry, 1 / options.rate - OWN_S)
-            with serving(pipeline, channel=partial(in_a_child, registry)) as served:
-                compare(served, options)
-        else:
-            with serving(pipeline) as served:
-                backend = served.engine.programs.backend
-                pace_backend(backend, max(0.0, 1 / options.rate - OWN_S))
-                compare(served, options)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pace"
+        pace = Pace(path)
+        channel: Any = partial(in_a_child, partial(paced_registry, path))
+        if options.channel == "thread":
+            paced_registry(path)  # the toy of this process is paced from here on
+            channel = on_a_thread
+        with toy(max_sequences=4, threads=1) as pipeline, serving(pipeline, channel=channel) as served:
+            compare(served, pace, options)
 
 
-def compare(served: Served, options: argparse.Namespace) -> None:
-    watch = Watch(served.service.channel, mean=options.channel == "child")
-    steps: dict[str, list[float]] = {"engine alone": [], "through HTTP": []}
-    cpu: dict[str, list[float]] = {name: [] for name in steps}
-    alone(served, options.tokens)
+def compare(served: Served, pace: Pace, options: argparse.Namespace) -> None:
+    runs = {"engine alone": alone, "through HTTP": streamed}
+    steps: dict[str, list[float]] = {name: [] for name in runs}
+    cpu: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(3):  # the engine's own time, of which the first run is not typical
+        alone(served, options.tokens)
+        own = statistics.median(lengths(pace))
+    pace.seconds = max(0.0, 1 / options.rate - own)
+    print(f"{'engine itself':14}{1e6 * own:7.0f} us a token, {1e6 * pace.seconds:.0f} us of work added")
+    shares = []
     for _ in range(options.repetitions):
-        for name, run in (("engine alone", alone), ("through HTTP", streamed)):
-            watch.steps, before = [], time.process_time()
-            run(served, options.tokens)
+        middles: dict[str, list[float]] = {name: [] for name in runs}
+        for name in ("engine alone", "through HTTP", "through HTTP", "engine alone"):  # drift cancels out
+            before = time.process_time()
+            runs[name](served, options.tokens)
             cpu[name].append((time.process_time() - before) / options.tokens)
-            steps[name] += watch.steps
-    report(steps, cpu)
+            found = lengths(pace)
+            steps[name] += found
+            middles[name].append(statistics.median(found))
+        shares.append(100 * (sum(middles["through HTTP"]) / sum(middles["engine alone"]) - 1))
+    report(steps, cpu, shares)
 
 
-def report(steps: dict[str, list[float]], cpu: dict[str, list[float]]) -> None:
-    """Quartiles of the steps, and what HTTP adds to each."""
-    found = {name: [1e6 * step for step in statistics.quantiles(one, n=4)] for name, one in steps.items()}
-    for name, (low, middle, high) in found.items():
-        used = 1e6 * statistics.median(cpu[name])
+def lengths(pace: Pace) -> list[float]:
+    """Of the steps since the last call, but for the one that read the prompt."""
+    return [after - before for before, after in itertools.pairwise(pace.take()[1:])]
+
+
+def report(steps: dict[str, list[float]], cpu: dict[str, list[float]], shares: list[float]) -> None:
+    """Quartiles of the steps, and what HTTP adds in a repetition."""
+    for name, one in steps.items():
+        low, middle, high = (1e6 * step for step in statistics.quantiles(one, n=4))
+        mean, used = 1e6 * statistics.fmean(one), 1e6 * statistics.median(cpu[name])
         print(
-            f"{name:14}{middle:7.0f} us a token ({low:.0f}-{high:.0f}), {used:.0f} us of CPU in this process"
+            f"{name:14}{middle:7.0f} us a token ({low:.0f}-{high:.0f}, mean {mean:.0f}), "
+            f"{used:.0f} us of CPU in the server"
         )
-    shares = [100 * (http / own - 1) for own, http in zip(*found.values(), strict=True)]
-    print(f"HTTP costs {shares[1]:.1f} % of decode time (lower quartile {shares[0]:.1f} %)")
+    low, middle, high = statistics.quantiles(shares, n=4)
+    print(f"HTTP costs {middle:.1f} % of decode time ({low:.1f} to {high:.1f} %, {len(shares)} repetitions)")
 
 
 def alone(served: Served, tokens: int) -> None:

@@ -51,6 +51,10 @@ class TokenLogprob:
     """1 + how many tokens are likelier; 0 = not counted (tokens of an answer)."""
 
 
+MOST_JOINED = 64
+"""Tokens to which more are joined while they wait: copying them stays cheap."""
+
+
 @frozen
 class Tokens:
     """Newly decided tokens, in order."""
@@ -58,6 +62,18 @@ class Tokens:
     request: str
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each id, or none at all."""
+
+    def followed_by(self, event: EngineEvent) -> Tokens | None:
+        """It and the event behind it as one; None when they cannot be, or are enough already."""
+        if (
+            not isinstance(event, Tokens)
+            or event.request != self.request
+            or len(self.ids) >= MOST_JOINED
+            or bool(event.logprobs) != bool(self.logprobs)
+        ):
+            return None
+        return Tokens(self.request, self.ids + event.ids, self.logprobs + event.logprobs)
 
 
 @frozen
@@ -178,6 +194,10 @@ class ToolArgsDelta:
 @frozen
 class ToolCallEnd:
     index: int
+    raw: str = ""
+    """The call as the model wrote it, with the space before it."""
+    complete: bool = True
+    """False: it broke off, or goes on as no call can. Its arguments are JSON all the same."""
 
 
 @frozen

@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from luce_core.contracts import EngineEvent
+from luce_core.contracts import EngineEvent, Tokens
 
 BATCH = 500
 """Events handed over in one turn of the loop: a few milliseconds."""
@@ -49,7 +49,22 @@ class Mailbox:
                 return
             self._woken = True
         # No more than a batch, so that a fast engine leaves the loop time for its clients.
-        for _ in range(min(len(posted), BATCH)):
+        taken = 0
+        while posted and taken < BATCH:
             receiver, event = posted.popleft()
+            event, more = self._with_more(event)
+            taken += 1 + more
             receiver(event)
         self.loop.call_later(0.0 if posted else PACE_S, self._deliver)
+
+    def _with_more(self, event: EngineEvent) -> tuple[EngineEvent, int]:
+        """The event and those behind it as one, where that can be, and how many those were."""
+        posted, more = self._posted, 0
+        while posted and isinstance(event, Tokens):
+            both = event.followed_by(posted[0][1])
+            if both is None:
+                break
+            posted.popleft()
+            event = both
+            more += 1
+        return event, more

@@ -123,7 +123,12 @@ class Outbox:
     def event(self, event: EngineEvent) -> None:
         """(engine thread) What the sink of every request is."""
         with self._pending_lock:
-            self._pending.append(event)
+            last = self._pending[-1] if self._pending else None
+            both = last.followed_by(event) if isinstance(last, Tokens) else None
+            if both is None:
+                self._pending.append(event)
+            else:
+                self._pending[-1] = both
         if isinstance(event, Tokens):
             self._due.set()
         else:
