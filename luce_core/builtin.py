@@ -29,7 +29,7 @@ def luce_register_schedulers() -> list[PartSpec]:
 
 @hookimpl
 def luce_register_parts() -> list[PartSpec]:
-    """Steps run one after another, as plain calls."""
+    """Steps run one after another, as plain calls; chat formats for files whose family names none."""
     return [
         PartSpec(
             kind="executor",
@@ -37,7 +37,21 @@ def luce_register_parts() -> list[PartSpec]:
             factory="luce_core.engine.executor:make_executor",
             equivalence=Equivalence.BITS,
             summary="every step as plain calls on the engine's thread",
-        )
+        ),
+        PartSpec(
+            kind="chat",
+            name="auto",
+            factory="luce_core.text.chat_formats.choose:auto",
+            equivalence=Equivalence.BITS,
+            summary="thoughts and calls as the file's template and vocabulary show them",
+        ),
+        PartSpec(
+            kind="chat",
+            name="plain",
+            factory="luce_core.text.chat_formats.choose:plain",
+            equivalence=Equivalence.BITS,
+            summary="thoughts and calls stay text",
+        ),
     ]
 
 

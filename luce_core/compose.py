@@ -20,7 +20,6 @@ from attrs import evolve
 from luce_core.cache.manager import PagedBlockManager
 from luce_core.contracts import (
     BackendPlan,
-    ChatContext,
     DeviceInfo,
     DrafterContext,
     EncoderContext,
@@ -59,7 +58,6 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "residency": ("next_decision", "select"),
     "experts": ("bank", "hint", "rebalance"),
     "encoder": ("encode",),
-    "chat": (),
 }
 """What a part of each kind can do; checked once, so that a wrong factory fails here and by name."""
 
@@ -98,7 +96,6 @@ def compose(plan: BackendPlan, registry: Registry, progress: Progress | None = N
         encoders=wiring.all("encoder"),
         residency=wiring.one("residency") if plan.parts["residency"] else None,
         experts=wiring.one("experts") if plan.parts["experts"] else None,
-        chat=wiring.all("chat"),
         observers=Observers.of(registry),
     )
 
@@ -227,7 +224,6 @@ class Wiring:
             ),
             "experts": lambda: ExpertsContext(options, self.device, broker),
             "encoder": lambda: EncoderContext(options, part.value.name, self.loader, models),
-            "chat": lambda: ChatContext(options, target.tokenizer),
         }
         return contexts[part.value.kind]()
 

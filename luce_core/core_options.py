@@ -118,7 +118,9 @@ class CoreOptions(BaseModel):
         (), description="Encoders of images and other media; 'none' for none."
     )
     chat: Annotated[tuple[str, ...], Info(group="Engine", plan="parts.chat")] = Field(
-        (), description="Chat parts, best first; by default those that suit the architecture."
+        ("auto",),
+        description="How thoughts and tool calls are written: chat formats, the first that suits the file is "
+        "taken; by default the architecture's own. 'plain' leaves everything text.",
     )
     experts: Annotated[str | None, Info(group="Engine", plan="parts.experts")] = Field(
         None, description="Where experts lie; 'none' for all in memory."

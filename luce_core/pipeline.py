@@ -100,5 +100,4 @@ class Pipeline:
     encoders: tuple[Encoder, ...] = ()
     residency: ResidencyPolicy | None = None
     experts: ExpertStore | None = None
-    chat: tuple[Any, ...] = ()
     observers: Observers = Factory(Observers)

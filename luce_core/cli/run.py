@@ -192,8 +192,9 @@ class _Answer:
         from luce_core.server.service import Generation, seeded
 
         talk = self.conversation
-        prompt = await asyncio.to_thread(self.service.chat_prompt, talk.asked(), None, {})
-        wanted = Generation(prompt, seeded(talk.params, talk.seed), talk.max_tokens, api="run")
+        prompt = await asyncio.to_thread(self.service.chat, talk.asked())
+        params = seeded(talk.params, talk.seed)
+        wanted = Generation(prompt.ids, params, talk.max_tokens, api="run", turn=prompt.turn)
         content: list[str] = []
         reasoning: list[str] = []
         try:

@@ -13,7 +13,14 @@ from attrs import evolve, frozen
 from luce_core.catalog import DEFAULT_MODEL
 from luce_core.cli.console import errors, warn
 from luce_core.cli.session import Session
-from luce_core.contracts import BackendPlan, GenerationChannel, RequestRecord, SamplingParams
+from luce_core.contracts import (
+    BackendPlan,
+    ChatFormat,
+    GenerationChannel,
+    RequestRecord,
+    SamplingParams,
+    Thinking,
+)
 from luce_core.errors import EngineError, UsageError
 from luce_core.options import Options
 from luce_core.pipeline import Observers
@@ -130,7 +137,7 @@ def _service(
     from luce_core.server.service import GenerationService
 
     face = _face(options, planned, session.registry)
-    if face.template.notice:
+    if face.template.notice and not face.chat.renders:
         warn(face.template.notice)
     finished = Observers.of(session.registry).request_finished
     return GenerationService(
@@ -142,23 +149,27 @@ def _service(
     )
 
 
-def template_kwargs(options: Options) -> Mapping[str, Any]:
+def template_kwargs(options: Options, chat: ChatFormat) -> Mapping[str, Any]:
     """What the option `thinking` tells the chat template."""
-    return {} if options.core.thinking == "auto" else {"enable_thinking": options.core.thinking == "on"}
+    wish = {"auto": None, "on": True, "off": False}[options.core.thinking]
+    return chat.template_kwargs(Thinking(wish))
 
 
 def _face(options: Options, planned: Planned, registry: Registry) -> ModelFace:
+    from luce_core.compose_chat import compose_chat
     from luce_core.server.service import ModelFace
     from luce_core.text import ChatTemplate, Tokenizer
 
     core, spec = options.core, planned.plan.models[0].spec
+    tokenizer = Tokenizer.from_metadata(planned.header.metadata)
+    template = ChatTemplate.from_metadata(template_metadata(planned.header.metadata, core.chat_template_file))
+    chat = compose_chat(planned.plan, registry, tokenizer, template)
     return ModelFace(
         id=planned.name,
         context=planned.plan.number("context"),
-        tokenizer=Tokenizer.from_metadata(planned.header.metadata),
-        template=ChatTemplate.from_metadata(
-            template_metadata(planned.header.metadata, core.chat_template_file)
-        ),
+        tokenizer=tokenizer,
+        template=template,
+        chat=chat,
         created=int(time.time()),
         defaults=evolve(
             SamplingParams(),
@@ -170,7 +181,7 @@ def _face(options: Options, planned: Planned, registry: Registry) -> ModelFace:
         ),
         parts=tuple(_part(key, found) for key, found in suppliers(planned.plan, registry).items()),
         max_tokens=core.max_tokens or None,
-        template_kwargs=template_kwargs(options),
+        template_kwargs=template_kwargs(options, chat),
         details={
             "architecture": spec.arch,
             "n_params": spec.parameters,

@@ -6,6 +6,7 @@ speculation, memory,
 schedule, media, events.
 """
 
+from luce_core.contracts.chat import ChatEvent, ChatFormat, ChatParser, ChatTurn, Segment, Thinking
 from luce_core.contracts.events import (
     ChannelHealth,
     ContentDelta,
@@ -154,18 +155,22 @@ from luce_core.contracts.staged import Bucket, StageBuffers, Staged
 
 __all__ = [
     "API",
-    "Bucket",
     "SCORE_LOGITS_BYTES",
     "ArchSpec",
     "AttentionSpec",
     "BackendPlan",
     "BlockManager",
     "BlockTable",
+    "Bucket",
     "CacheOptions",
     "CacheStats",
     "CatalogEntry",
     "ChannelHealth",
     "ChatContext",
+    "ChatEvent",
+    "ChatFormat",
+    "ChatParser",
+    "ChatTurn",
     "ChunkScorer",
     "Claim",
     "Clamp",
@@ -254,6 +259,7 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "SchedulerContext",
+    "Segment",
     "SeqId",
     "SeqTable",
     "SeqView",
@@ -273,6 +279,7 @@ __all__ = [
     "StreamsSpec",
     "Tap",
     "TextEvent",
+    "Thinking",
     "TokenLogprob",
     "TokenTree",
     "Tokens",

@@ -372,3 +372,7 @@ class EncoderContext:
 class ChatContext:
     options: Any
     tokenizer: Any
+    template: str = ""
+    """Source of the chat template in use: the file's, the user's, or the core's for files without one."""
+    has_template: bool = True
+    """False: the file has none and the user named none, so the core's stands in."""

@@ -19,10 +19,13 @@ from luce_core.contracts import (
     GenerationRequest,
     Heartbeat,
     Logprobs,
+    ReasoningDelta,
     TextEvent,
+    ToolArgsDelta,
+    ToolCallEnd,
 )
 from luce_core.server.mailbox import Mailbox
-from luce_core.text.fold import TextFold
+from luce_core.text.fold import TextFold, merged
 
 if TYPE_CHECKING:
     from luce_core.server.service import Generation
@@ -31,6 +34,7 @@ JOIN_CHARS = 1024
 """Waiting text is joined up to about this length: joining stays cheap where the reader is stuck."""
 MAX_WAITING_BYTES = 8 << 20
 """Of text events nobody takes; beyond it the request is ended."""
+TEXTS = (ContentDelta, ReasoningDelta, ToolArgsDelta)
 EVENT_BYTES = 200  # about what a waiting event takes beside its text, and each log-probability in it
 
 
@@ -141,7 +145,7 @@ class Answers:
             self._wake()
         if isinstance(event, Done):
             choice.done = True
-            stopped = choice.fold.stopped is not None and event.reason == "cancelled"
+            stopped = choice.fold.over and event.reason == "cancelled"
             self._finished(choice, evolve(event, reason="stop") if stopped else event)
             self._wake()
 
@@ -150,10 +154,10 @@ class Answers:
             return
         self._heard = self._loop.time()
         fold = choice.fold
-        stopped = fold.stopped
+        over = fold.over
         for text in fold.feed(event):
             self._append(choice.index, text)
-        if fold.stopped is not None and stopped is None and not isinstance(event, Done):
+        if fold.over and not over and not isinstance(event, Done):
             self._channel.cancel(choice.request.request)
 
     def _append(self, index: int, event: TextEvent) -> None:
@@ -162,11 +166,13 @@ class Answers:
             return
         came = self._came
         self._waiting_bytes += _weight(event)
-        if came and isinstance(event, ContentDelta):
+        if came and isinstance(event, TEXTS):
             last_index, last = came[-1]
-            if last_index == index and isinstance(last, ContentDelta) and len(last.text) < JOIN_CHARS:
-                came[-1] = (index, ContentDelta(last.text + event.text))
-                return
+            if last_index == index and isinstance(last, TEXTS) and len(last.text) < JOIN_CHARS:
+                both = merged(last, event)
+                if both is not None:
+                    came[-1] = (index, both)
+                    return
         came.append((index, event))
         if self._waiter is not None:
             self._wake()
@@ -188,8 +194,10 @@ class Answers:
 
 
 def _weight(event: TextEvent) -> int:
-    if isinstance(event, ContentDelta):
+    if isinstance(event, TEXTS):
         return EVENT_BYTES + 4 * len(event.text)
+    if isinstance(event, ToolCallEnd):
+        return EVENT_BYTES + 4 * len(event.raw)
     if isinstance(event, Logprobs):
         return EVENT_BYTES * (1 + sum(1 + len(item.top) for item in event.tokens))
     return EVENT_BYTES

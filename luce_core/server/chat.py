@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+from attrs import evolve
 from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from luce_core.contracts import Finish, Logprobs, TextEvent, TokenLogprob
+from luce_core.contracts import (
+    Finish,
+    Logprobs,
+    ReasoningDelta,
+    TextEvent,
+    Thinking,
+    TokenLogprob,
+    ToolArgsDelta,
+    ToolCallStart,
+)
 from luce_core.server import sse
 from luce_core.server.answers import Answers
 from luce_core.server.choices import (
@@ -27,6 +37,9 @@ from luce_core.server.prompt_scores import prompt_scores
 from luce_core.server.sampling_fields import MAX_ALTERNATIVES, Count, SamplingFields, read_fields
 from luce_core.server.service import Generation, GenerationService
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "x-high", "xhigh", "max"]
+"""What a request may ask of thinking, `luce_core.text.chat_formats.EFFORTS`."""
+
 
 class ChatRequest(SamplingFields):
     """The body."""
@@ -38,8 +51,10 @@ class ChatRequest(SamplingFields):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     enable_thinking: bool | None = None
+    reasoning_effort: Effort | None = None
 
     @field_validator("response_format")
     @classmethod
@@ -48,11 +63,19 @@ class ChatRequest(SamplingFields):
             raise ValueError(f"type {value.get('type')!r} is not supported yet; only 'text' is")
         return value
 
-    def template_kwargs(self) -> Mapping[str, Any]:
-        """Template variables beside messages and tools."""
-        if self.enable_thinking is None:
-            return self.chat_template_kwargs
-        return {"enable_thinking": self.enable_thinking, **self.chat_template_kwargs}
+    @field_validator("tool_choice")
+    @classmethod
+    def _free_choice(cls, value: Any) -> Any:
+        if value not in (None, "auto", "none"):
+            raise ValueError(
+                f"{value!r:.80} is not supported yet: a model cannot be made to call a tool; only 'auto' and "
+                "'none' are"
+            )
+        return value
+
+    def thinking(self) -> Thinking:
+        """What the body says about thinking."""
+        return Thinking(self.enable_thinking, self.reasoning_effort)
 
     def wants_tools(self) -> list[dict[str, Any]] | None:
         """The tools the template may show."""
@@ -63,17 +86,18 @@ async def parse(request: Request, service: GenerationService) -> tuple[ChatReque
     """Body → validated request and the generations it asks for, one per choice. Raises RequestError."""
     body = await read_fields(request, ChatRequest)
     prompt = await asyncio.to_thread(
-        service.chat_prompt, body.messages, body.wants_tools(), body.template_kwargs()
+        service.chat, body.messages, body.wants_tools(), body.chat_template_kwargs, body.thinking()
     )
-    service.check_room(prompt)
+    service.check_room(prompt.ids)
     limits = (body.max_completion_tokens, body.max_tokens, service.face.max_tokens)
     limit = next((limit for limit in limits if limit is not None), None)
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
     params = body.sampling(service.face.defaults, alternatives, service.face.tokenizer)
     wanted = body.generations(
-        request, prompt, params, max_tokens=limit, api="chat", prompt_logprobs=body.prompt_logprobs
+        request, prompt.ids, params, max_tokens=limit, api="chat", prompt_logprobs=body.prompt_logprobs
     )
-    return body, wanted
+    one_call = body.parallel_tool_calls is False
+    return body, [evolve(one, turn=prompt.turn, one_call=one_call) for one in wanted]
 
 
 async def chat_completions(request: Request) -> Response:
@@ -112,10 +136,28 @@ class ChunkWriter(AnswerWriter):
         logprobs = [self.entry(item) for item in answer.logprobs]
         return {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(answer.text), "refusal": None},
+            "message": self.message(answer),
             "logprobs": {"content": logprobs} if logprobs else None,
             "finish_reason": answer.ended.reason,
         }
+
+    def message(self, answer: Answer) -> dict[str, Any]:
+        """An answer as a message."""
+        text = "".join(answer.text)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if answer.reasoning:
+            message["reasoning_content"] = "".join(answer.reasoning)
+        if answer.calls:
+            message["content"] = text or None
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": "".join(call.arguments)},
+                }
+                for call in answer.calls.values()
+            ]
+        return message
 
     def entry(self, item: TokenLogprob) -> dict[str, Any]:
         """A token's log-probability in OpenAI's form."""
@@ -138,9 +180,7 @@ class ChatStream(StreamedAnswers):
         self.writer = writer
         self.include_usage = include_usage
         self.logprobs: list[list[dict[str, Any]]] = [[] for _ in range(count)]
-        self.text_data = [
-            sse.TextData(partial(self._text, index)) for index in range(count)
-        ]
+        self.text_data = [sse.TextData(partial(self._text, index)) for index in range(count)]
 
     def _text(self, index: int, text: str) -> dict[str, Any]:
         return self.writer.chunk(index, {"content": text})
@@ -150,16 +190,27 @@ class ChatStream(StreamedAnswers):
         return b"".join(sse.data(self.writer.chunk(index, role)) for index in range(self.count))
 
     def text(self, index: int, text: str) -> bytes:
-        logprobs = self.logprobs[index]
-        if not logprobs:
+        if not self.logprobs[index]:
             return self.text_data[index](text)
-        self.logprobs[index] = []
-        return sse.data(self.writer.chunk(index, {"content": text}, logprobs=logprobs))
+        return self._delta(index, {"content": text})
 
     def other(self, index: int, event: TextEvent) -> bytes:
+        if isinstance(event, ReasoningDelta):
+            return self._delta(index, {"reasoning_content": event.text})
+        if isinstance(event, ToolCallStart):
+            function = {"name": event.name, "arguments": ""}
+            call = {"index": event.index, "id": event.id, "type": "function", "function": function}
+            return self._delta(index, {"tool_calls": [call]})
+        if isinstance(event, ToolArgsDelta):
+            call = {"index": event.index, "function": {"arguments": event.text}}
+            return self._delta(index, {"tool_calls": [call]})
         if isinstance(event, Logprobs):
             self.logprobs[index] += [self.writer.entry(item) for item in event.tokens]
         return b""
+
+    def _delta(self, index: int, delta: Mapping[str, Any]) -> bytes:
+        logprobs, self.logprobs[index] = self.logprobs[index], []
+        return sse.data(self.writer.chunk(index, delta, logprobs=logprobs))
 
     def finish(self, index: int, event: Finish) -> bytes:
         return sse.data(self.writer.chunk(index, {}, event.reason, self.logprobs[index]))

@@ -19,8 +19,12 @@ from luce_core.contracts import (
     Heartbeat,
     Logprobs,
     PromptLogprobs,
+    ReasoningDelta,
     TextEvent,
     TokenLogprob,
+    ToolArgsDelta,
+    ToolCallEnd,
+    ToolCallStart,
 )
 from luce_core.errors import EngineError, LuceError, RequestError
 from luce_core.server import sse
@@ -35,10 +39,22 @@ LEFT = "The connection was closed on the client's side, which cancels an answer 
 
 
 @define
+class Call:
+    """A tool call while it is collected."""
+
+    id: str
+    name: str
+    arguments: list[str] = Factory(list)
+
+
+@define
 class Answer:
     """One finished choice."""
 
     text: list[str] = Factory(list)
+    reasoning: list[str] = Factory(list)
+    calls: dict[int, Call] = Factory(dict)
+    """By their index; one that broke off is text."""
     logprobs: list[TokenLogprob] = Factory(list)
     prompt: list[TokenLogprob] = Factory(list)
     """Of the prompt's tokens but the first, where it was scored."""
@@ -57,17 +73,31 @@ async def collect(events: AnswerEvents) -> list[Answer]:
     async for batch in events:
         for index, event in batch:
             answer = answers[index]
-            if isinstance(event, ContentDelta):
-                answer.text.append(event.text)
-            elif isinstance(event, Logprobs):
-                answer.logprobs += event.tokens
-            elif isinstance(event, PromptLogprobs):
-                answer.prompt += event.tokens
-            elif isinstance(event, Failure):
+            if isinstance(event, Failure):
                 raise failed(event)
-            elif isinstance(event, Finish):
-                answer.finish = event
+            _keep(answer, event)
     return answers
+
+
+def _keep(answer: Answer, event: TextEvent) -> None:
+    """Add what an event says to an answer that is not streamed."""
+    if isinstance(event, ContentDelta):
+        answer.text.append(event.text)
+    elif isinstance(event, ReasoningDelta):
+        answer.reasoning.append(event.text)
+    elif isinstance(event, ToolCallStart):
+        answer.calls[event.index] = Call(event.id, event.name)
+    elif isinstance(event, ToolArgsDelta):
+        answer.calls[event.index].arguments.append(event.text)
+    elif isinstance(event, ToolCallEnd) and not event.complete:
+        del answer.calls[event.index]
+        answer.text.append(event.raw)
+    elif isinstance(event, Logprobs):
+        answer.logprobs += event.tokens
+    elif isinstance(event, PromptLogprobs):
+        answer.prompt += event.tokens
+    elif isinstance(event, Finish):
+        answer.finish = event
 
 
 async def unless_left(request: Request, events: AnswerEvents, work: Awaitable[Response]) -> Response:
@@ -170,10 +200,12 @@ def usage_of(finishes: Sequence[Finish], per_prompt: int = 1) -> dict[str, Any]:
     """
     prompt, cached = prompt_tokens(finishes, per_prompt)
     completion = sum(finish.usage["completion_tokens"] for finish in finishes)
+    reasoning = sum(finish.usage.get("reasoning_tokens", 0) for finish in finishes)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
         "timings": timings_of(finishes, per_prompt).fields(),
     }

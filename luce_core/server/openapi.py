@@ -107,6 +107,8 @@ OPERATIONS = (
 REFINED: dict[tuple[type[BaseModel], str], Any] = {
     (ChatRequest, "messages"): shapes.Messages,
     (ChatRequest, "stop"): shapes.Stops,
+    (ChatRequest, "tools"): shapes.Tools,
+    (ChatRequest, "tool_choice"): shapes.ToolChoice,
     (CompletionRequest, "prompt"): shapes.Prompts,
     (CompletionRequest, "stop"): shapes.Stops,
 }

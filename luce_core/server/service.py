@@ -14,6 +14,8 @@ from typing import Any
 from attrs import Factory, evolve, frozen
 
 from luce_core.contracts import (
+    ChatFormat,
+    ChatTurn,
     Done,
     GenerationChannel,
     GenerationRequest,
@@ -21,17 +23,21 @@ from luce_core.contracts import (
     SamplingParams,
     Start,
     TextEvent,
+    Thinking,
 )
 from luce_core.errors import ContextOverflow, RequestError
 from luce_core.server.answers import Answers, Choice
 from luce_core.server.mailbox import Mailbox
 from luce_core.server.metrics import Metrics
 from luce_core.text import ChatTemplate, Tokenizer, normalize_messages
+from luce_core.text.chat_formats import PLAIN
 from luce_core.text.fold import TextFold
+from luce_core.text.tools import function_tools, schemas_of
 
 log = logging.getLogger("luce_core.server")
 
 HEARTBEAT_S = 5.0
+TAIL_SEGMENTS, TAIL_CHARS = 4, 200  # of a prompt: enough for the tags an answer begins behind
 
 
 @frozen
@@ -46,6 +52,8 @@ class ModelFace:
     defaults: SamplingParams = Factory(SamplingParams)
     max_tokens: int | None = None
     """Length of an answer when the request names none; None = up to the context."""
+    chat: ChatFormat = PLAIN
+    """How thoughts and calls are written."""
     template_kwargs: Mapping[str, Any] = Factory(dict)
     """Template variables where the request names none, e.g. `enable_thinking`."""
     details: Mapping[str, Any] = Factory(dict)
@@ -73,6 +81,18 @@ class Generation:
     """Seconds it may take from here; None = any."""
     prompt_logprobs: int | None = None
     """Alternatives reported with each token of the prompt; None = it is not scored."""
+    turn: ChatTurn | None = None
+    """Of a conversation; None = the answer is plain text."""
+    one_call: bool = False
+    """The first tool call ends the answer."""
+
+
+@frozen
+class ChatPrompt:
+    """A conversation as the model gets it."""
+
+    ids: tuple[int, ...]
+    turn: ChatTurn
 
 
 class GenerationService:
@@ -95,18 +115,34 @@ class GenerationService:
         self.observers = (*observers, self.metrics.observe)
         self._mail: Mailbox | None = None
 
-    def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]
-    ) -> tuple[int, ...]:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        thinking: Thinking | None = None,
+    ) -> ChatPrompt:
         """Render and tokenize a conversation. CPU-bound: call it off the loop. Raises RequestError."""
         face = self.face
-        variables = {**face.template_kwargs, **kwargs}
-        segments = face.template.render(normalize_messages(messages), tools=tools or None, kwargs=variables)
+        functions = function_tools(tools or ())
+        wish = face.chat.template_kwargs(thinking or Thinking())
+        variables = {**face.template_kwargs, **wish, **(kwargs or {})}
+        normal, shown = normalize_messages(messages), functions or None
+        segments = face.chat.render(normal, shown, variables)
+        if segments is None:
+            segments = face.template.render(normal, tools=shown, kwargs=variables)
         ids = face.tokenizer.encode_segments(segments)
         bos = face.tokenizer.bos
         if face.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             ids = [bos, *ids]
-        return tuple(ids)
+        tail = "".join(segment.text for segment in segments[-TAIL_SEGMENTS:])[-TAIL_CHARS:]
+        return ChatPrompt(tuple(ids), ChatTurn(tail, schemas_of(functions)))
+
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]
+    ) -> tuple[int, ...]:
+        """The ids of `chat` alone."""
+        return self.chat(messages, tools, kwargs).ids
 
     def check_room(self, prompt: Sequence[int], field: str = "messages") -> None:
         """Raise the 400 that agents understand, before any stream opens. field: of the body."""
@@ -134,7 +170,7 @@ class GenerationService:
         try:
             for one in wanted:
                 eog = frozenset() if one.ignore_eos else self.face.tokenizer.eog
-                fold = TextFold(self.face.tokenizer, stops=one.stops, eog=eog)
+                fold = self._fold(one, eog)
                 answers.submit(one, self._request(one, eog), fold, mail)
         except BaseException:
             answers.close()
@@ -168,6 +204,20 @@ class GenerationService:
             tenant=wanted.tenant,
             deadline_s=wanted.deadline_s,
             prompt_logprobs=wanted.prompt_logprobs,
+        )
+
+    def _fold(self, wanted: Generation, eog: frozenset[int]) -> TextFold:
+        tokenizer, format = self.face.tokenizer, self.face.chat
+        if wanted.turn is None:
+            return TextFold(tokenizer, stops=wanted.stops, eog=eog)
+        ids = [token for text in format.markers if (token := tokenizer.token_id(text)) is not None]
+        return TextFold(
+            tokenizer,
+            stops=wanted.stops,
+            eog=eog,
+            parser=format.parser(wanted.turn),
+            visible=ids,
+            one_call=wanted.one_call,
         )
 
     def _mailbox(self) -> Mailbox:

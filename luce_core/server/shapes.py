@@ -63,6 +63,23 @@ class ChatMessage(TypedDict):
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1)]
 
+
+class FunctionTool(TypedDict):
+    __pydantic_config__ = DOCUMENTED  # type: ignore[misc]
+    name: Annotated[str, Field(min_length=1)]
+    description: NotRequired[str | None]
+    parameters: NotRequired[dict[str, Any] | None]
+    """JSON schema of an object: the arguments."""
+
+
+class Tool(TypedDict):
+    type: NotRequired[Literal["function"]]
+    function: FunctionTool
+
+
+Tools = list[Tool] | None
+ToolChoice = Literal["auto", "none"] | None
+
 # --- what goes out
 
 
@@ -150,11 +167,18 @@ class Timings(TypedDict):
     accept_rate: NotRequired[float]
 
 
+class CompletionDetails(TypedDict):
+    __pydantic_config__ = DOCUMENTED  # type: ignore[misc]
+    reasoning_tokens: int
+    """Of thoughts, their tags included."""
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
     timings: Timings
 
 
@@ -172,14 +196,34 @@ class ChatLogprobs(TypedDict):
     content: list[TokenEntry]
 
 
+class CalledFunction(TypedDict):
+    __pydantic_config__ = DOCUMENTED  # type: ignore[misc]
+    name: str
+    arguments: str
+    """A JSON object as text."""
+
+
+class AnsweredCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(TypedDict):
+    __pydantic_config__ = DOCUMENTED  # type: ignore[misc]
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """Null where there are calls and no text."""
     refusal: None
+    reasoning_content: NotRequired[str]
+    """What the model thought before it answered; absent where it did not."""
+    tool_calls: NotRequired[Annotated[list[AnsweredCall], Field(min_length=1)]]
 
 
-Reason = Literal["stop", "length", "cancelled"]
-StreamReason = Literal["stop", "length", "cancelled", "error"]
+TextReason = Literal["stop", "length", "cancelled"]
+TextStreamReason = Literal["stop", "length", "cancelled", "error"]
+Reason = Literal["stop", "length", "tool_calls", "cancelled"]
+StreamReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 
 
 class PromptScore(TypedDict):
@@ -209,9 +253,25 @@ class ChatAnswer(TypedDict):
     prompt_logprobs: NotRequired[PromptScores]
 
 
+class FunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class CallDelta(TypedDict):
+    """The first of a call has its id, type and name, the others more of the arguments."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
 class Delta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[CallDelta]]
 
 
 class ChunkChoice(TypedDict):
@@ -246,7 +306,7 @@ class TextChoice(TypedDict):
     index: int
     text: str
     logprobs: LegacyLogprobs | None
-    finish_reason: Reason
+    finish_reason: TextReason
     prompt_logprobs: NotRequired[PromptScores]
 
 
@@ -263,7 +323,7 @@ class TextChunkChoice(TypedDict):
     index: int
     text: str
     logprobs: LegacyLogprobs | None
-    finish_reason: StreamReason | None
+    finish_reason: TextStreamReason | None
 
 
 class TextChunk(TypedDict):

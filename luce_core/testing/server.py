@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from attrs import frozen
 
-from luce_core.contracts import GenerationChannel, RequestRecord, SamplingParams
+from luce_core.contracts import ChatContext, ChatFormat, GenerationChannel, RequestRecord, SamplingParams
 from luce_core.engine.engine import LuceEngine
 from luce_core.engine.local import LocalChannel
 from luce_core.pipeline import Pipeline
@@ -20,6 +20,7 @@ from luce_core.server.service import HEARTBEAT_S, GenerationService, ModelFace
 from luce_core.server.settings import ServerSettings
 from luce_core.server.tls import TlsFiles, server_context
 from luce_core.text import ChatTemplate
+from luce_core.text.chat_formats import auto
 
 
 @frozen
@@ -60,19 +61,24 @@ def serving(
     heartbeat_s: float | None = HEARTBEAT_S,
     max_answers: int | None = None,
     tls: TlsFiles | None = None,
+    chat: ChatFormat | None = None,
     **config: Any,
 ) -> Iterator[Served]:
     """Serve `pipeline` on a free port of the loopback until the block ends.
 
-    wrap: middleware of the test. channel: from the pipeline and the queue's length. config: for uvicorn.
+    wrap: middleware of the test. channel: from the pipeline and the queue's length. chat: None = what the
+    file shows. config: for uvicorn.
     """
     made = channel(pipeline, max_queue)
     tokenizer = pipeline.target.tokenizer
+    template = ChatTemplate.from_metadata(_metadata(pipeline))
+    context = ChatContext(None, tokenizer, template.all_source, not template.fallback)
     face = ModelFace(
         id=model,
         context=pipeline.plan.number("context"),
         tokenizer=tokenizer,
-        template=ChatTemplate.from_metadata(_metadata(pipeline)),
+        template=template,
+        chat=auto(context) if chat is None else chat,
         created=1_700_000_000,
         defaults=defaults or SamplingParams(),
     )

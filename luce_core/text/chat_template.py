@@ -14,12 +14,12 @@ from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta
 
+from luce_core.contracts import Segment
 from luce_core.errors import ModelFormatError, RequestError
 from luce_core.text.budget import Budget, LimitError
 from luce_core.text.fallback import FALLBACK_TEMPLATES, choose_fallback
 from luce_core.text.marked import MarkedText, bulk, segments, trusted
 from luce_core.text.sandbox import TemplateSandbox
-from luce_core.text.tokenizer import Segment
 
 KEY = "tokenizer.chat_template"
 MAX_SOURCE_CHARS = 2**20  # published ones are below 20 thousand
@@ -43,7 +43,8 @@ _TEMPLATE_FAULTS = (
 class ChatTemplate:
     """A compiled template; safe to share between threads, which render one after the other.
 
-    source: the Jinja text.  notice: what a user should know, or None.
+    source: the Jinja text.  all_source: with that for requests with tools.
+    notice: what a user should know, or None.  fallback: the file has no template, a built-in one stands in.
     accepts: names of the variables the template reads, such as `enable_thinking`, which `kwargs` can set.
     """
 
@@ -54,11 +55,14 @@ class ChatTemplate:
         tool_source: str | None = None,
         variables: Mapping[str, str] | None = None,
         notice: str | None = None,
+        fallback: bool = False,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """With tools, `tool_source` replaces `source`; `variables` such as `bos_token` are trusted."""
         self.source = source
+        self.all_source = source + (tool_source or "")
         self.notice = notice
+        self.fallback = fallback
         self._variables = {name: trusted(text) for name, text in (variables or {}).items()}
         self._lock = threading.Lock()
         self._plain = _Compiled(source, KEY, now)
@@ -83,6 +87,7 @@ class ChatTemplate:
                 raise ModelFormatError(
                     f"Key '{name}' is of type {type(text).__name__}; wanted a Jinja template as a string."
                 )
+        own = bool(source)
         if not source:
             family = choose_fallback(tokens)
             source, tool_source = FALLBACK_TEMPLATES[family], None
@@ -96,7 +101,9 @@ class ChatTemplate:
             if isinstance(token := _as_int(metadata.get(f"tokenizer.ggml.{key}_token_id")), int)
             and 0 <= token < len(tokens)
         }
-        return cls(source, tool_source=tool_source, variables=variables, notice=notice, now=now)
+        return cls(
+            source, tool_source=tool_source, variables=variables, notice=notice, fallback=not own, now=now
+        )
 
     def render(
         self,

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
-from luce_core.text.tokenizer import Segment
+from luce_core.contracts import Segment
 
 Span = tuple[int, int]  # start, end of a trusted stretch
 _SPAN_BYTES = 120  # a tuple of two numbers

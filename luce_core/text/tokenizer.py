@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from luce_core.contracts import Segment
 from luce_core.errors import RequestError
 from luce_core.text.merging import (
     MAX_SPLIT_CHARS,
@@ -29,15 +30,6 @@ from luce_core.text.merging import (
     without_bytes,
 )
 from luce_core.text.vocabulary import SPACE_MARK, Vocabulary
-
-
-@attrs.frozen
-class Segment:
-    """A stretch of prompt text; only a trusted one may spell special tokens."""
-
-    text: str
-    trusted: bool
-
 
 HELD_TEXTS = 256
 """Answers of `tokens_with` kept: requests name a handful of texts again and again."""

@@ -14,7 +14,6 @@ from pydantic import BaseModel
 
 from luce_core.compose import _quota, compose, physical_cores
 from luce_core.contracts import (
-    ChatContext,
     DrafterContext,
     EncoderContext,
     Equivalence,
@@ -125,7 +124,7 @@ def test_the_toy_is_composed_as_planned(world):
     assert pipeline.state.sizes == state_sizes(plan)
     assert type(pipeline.scheduler).__module__ == "luce_core.engine.scheduler"
     assert type(pipeline.executor).__module__ == "luce_core.engine.executor"
-    assert (pipeline.drafters, pipeline.reducers, pipeline.encoders, pipeline.chat) == ((), (), (), ())
+    assert (pipeline.drafters, pipeline.reducers, pipeline.encoders) == ((), (), ())
     assert (pipeline.residency, pipeline.experts) == (None, None)
     assert pipeline.target.tokenizer.encode("hello") != []
     pipeline.blocks.check_integrity()
@@ -235,7 +234,6 @@ CONTEXTS = {
     "residency": ResidencyContext,
     "experts": ExpertsContext,
     "encoder": EncoderContext,
-    "chat": ChatContext,
 }
 HOOK = {"drafter": "luce_register_drafters", "scheduler": "luce_register_schedulers"}
 

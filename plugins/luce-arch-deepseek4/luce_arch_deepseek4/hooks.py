@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luce_core.contracts import API, ArchSpec, PluginInfo
+from luce_core.contracts import API, ArchSpec, Equivalence, PartSpec, PluginInfo
 from luce_core.hookspecs import hookimpl
 
 
@@ -18,5 +18,19 @@ def luce_register_archs() -> list[ArchSpec]:
             names=("deepseek4",),
             describe="luce_arch_deepseek4.describe:describe",
             build="luce_arch_deepseek4.network:build",
+            chat=("deepseek4",),
+        )
+    ]
+
+
+@hookimpl
+def luce_register_parts() -> list[PartSpec]:
+    return [
+        PartSpec(
+            kind="chat",
+            name="deepseek4",
+            factory="luce_arch_deepseek4.chat:make_format",
+            equivalence=Equivalence.BITS,
+            summary="think tags, calls in DSML, prompts without a template",
         )
     ]

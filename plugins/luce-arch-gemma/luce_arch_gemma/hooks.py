@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luce_core.contracts import API, ArchSpec, PluginInfo
+from luce_core.contracts import API, ArchSpec, Equivalence, PartSpec, PluginInfo
 from luce_core.hookspecs import hookimpl
 
 
@@ -18,5 +18,19 @@ def luce_register_archs() -> list[ArchSpec]:
             names=("gemma3", "gemma4"),
             describe="luce_arch_gemma.describe:describe",
             build="luce_arch_gemma.network:build",
+            chat=("gemma",),
+        )
+    ]
+
+
+@hookimpl
+def luce_register_parts() -> list[PartSpec]:
+    return [
+        PartSpec(
+            kind="chat",
+            name="gemma",
+            factory="luce_arch_gemma.chat:make_format",
+            equivalence=Equivalence.BITS,
+            summary="channels and calls of Gemma 4",
         )
     ]

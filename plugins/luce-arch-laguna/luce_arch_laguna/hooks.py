@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luce_core.contracts import API, ArchSpec, PluginInfo
+from luce_core.contracts import API, ArchSpec, Equivalence, PartSpec, PluginInfo
 from luce_core.hookspecs import hookimpl
 
 
@@ -18,5 +18,19 @@ def luce_register_archs() -> list[ArchSpec]:
             names=("laguna",),
             describe="luce_arch_laguna.describe:describe",
             build="luce_arch_laguna.network:build",
+            chat=("laguna",),
+        )
+    ]
+
+
+@hookimpl
+def luce_register_parts() -> list[PartSpec]:
+    return [
+        PartSpec(
+            kind="chat",
+            name="laguna",
+            factory="luce_arch_laguna.chat:make_format",
+            equivalence=Equivalence.BITS,
+            summary="think tags, calls in key and value tags",
         )
     ]

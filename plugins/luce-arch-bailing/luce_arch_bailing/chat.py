@@ -1,0 +1,13 @@
+"""How Ling writes thoughts and calls: think tags, keys and values in tags."""
+
+from __future__ import annotations
+
+from luce_core.contracts import ChatContext
+from luce_core.text.chat_formats import KeyValueTags, TagFormat, TaggedJson, Thought
+
+FORMAT = TagFormat("bailing", Thought(), (KeyValueTags(), TaggedJson()))
+
+
+def make_format(context: ChatContext) -> TagFormat:
+    """One format for all."""
+    return FORMAT
