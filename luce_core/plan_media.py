@@ -91,7 +91,7 @@ def make_processor(
         raise PluginError(f"{subject} names no processor, so nothing can make images ready for it.")
     make = resolve(found.value.processor, f"{subject}: its processor")
     options = plugin_options(registry, values, found.plugin)
-    context = MediaContext(options, target, encoder, path, int(values[MAX_PIXELS]))
+    context = MediaContext(part, options, target, encoder, path, int(values[MAX_PIXELS]))
     processor: MediaProcessor = guarded(
         f"{subject}: its processor {found.value.processor!r}", lambda: make(context)
     )

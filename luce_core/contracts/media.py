@@ -53,6 +53,8 @@ class MediaSpan:
 class MediaContext:
     """What `PartSpec.processor` is given, while planning and in the server's process."""
 
+    name: str
+    """The encoder part's: `Media.encoder` of what the processor makes."""
     options: Any
     """The plugin's validated options model, or None."""
     target: ModelSpec

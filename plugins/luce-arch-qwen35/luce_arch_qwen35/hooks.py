@@ -18,8 +18,15 @@ def luce_register_archs() -> list[ArchSpec]:
             names=("qwen35", "qwen35moe"),
             describe="luce_arch_qwen35.describe:describe",
             build="luce_arch_qwen35.network:build",
+            geometries="luce_arch_qwen35.geometries:geometries",
             chat=("qwen35",),
-        )
+        ),
+        ArchSpec(
+            names=("clip.qwen3vl_merger",),
+            describe="luce_arch_qwen35.vision:describe_vision",
+            build="luce_arch_qwen35.tower:build_vision",
+            encoder="qwen3vl",
+        ),
     ]
 
 
@@ -32,5 +39,13 @@ def luce_register_parts() -> list[PartSpec]:
             factory="luce_arch_qwen35.chat:make_format",
             equivalence=Equivalence.BITS,
             summary="think tags, calls in function and parameter tags",
-        )
+        ),
+        PartSpec(
+            kind="encoder",
+            name="qwen3vl",
+            factory="luce_arch_qwen35.tower:make_encoder",
+            equivalence=Equivalence.BITS,
+            summary="images to rows of the prompt",
+            processor="luce_arch_qwen35.images:make_processor",
+        ),
     ]
