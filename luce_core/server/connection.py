@@ -16,7 +16,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -259,7 +259,7 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         self._peer = Client(partial(self._write_piece, cycle))
         scope["extensions"] = {EXTENSION: self._peer}
-        whole = False
+        whole = plain = False
 
         async def receive_until_closed() -> Any:
             nonlocal whole
@@ -272,10 +272,17 @@ class Connection(HttpToolsProtocol):
             return message
 
         async def send_head_first(message: Any) -> None:
+            nonlocal plain
             starts = message["type"] == "http.response.start"
             early = starts and self._awaits_body()
             if starts:
                 self._charge(-self._charged)
+                plain = scope["http_version"] == "1.0" and not _has_length(message)
+                if plain:  # no chunks there: the end of the body is that of the connection
+                    cycle.chunked_encoding = False
+            elif plain:
+                await self._write_piece(cycle, message.get("body", b""))
+                message = {**message, "body": b""}
             if early:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             await send(message)
@@ -285,10 +292,14 @@ class Connection(HttpToolsProtocol):
         await app(scope, receive_until_closed, send_head_first)
 
     async def _write_piece(self, cycle: RequestResponseCycle, piece: bytes) -> None:
-        """A piece of a chunked body, straight to the transport."""
+        """A piece of a body without a length, straight to the transport."""
         if self.flow.write_paused and not cycle.disconnected:
             await self.flow.drain()
-        if piece and not cycle.disconnected:  # an empty chunk would end the body
+        if not cycle.disconnected:
+            self._write(cycle, piece)
+
+    def _write(self, cycle: RequestResponseCycle, piece: bytes) -> None:
+        if piece:  # an empty chunk would end the body
             self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if cycle.chunked_encoding else piece)
 
     def on_response_complete(self) -> None:
@@ -405,9 +416,8 @@ class Connection(HttpToolsProtocol):
         if count and self._socket_error():
             self.transport.abort()
             return
-        started = running.response_started and running.chunked_encoding and not self.flow.write_paused
-        if count == 0 and started and peer is not None and peer.probe:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(peer.probe), peer.probe))
+        if count == 0 and running.response_started and not self.flow.write_paused and peer is not None:
+            self._write(running, peer.probe)
         self._probe_timer = self.loop.call_later(
             PROBES_S[min(count, len(PROBES_S) - 1)], self._probe, count + 1
         )
@@ -418,6 +428,10 @@ class Connection(HttpToolsProtocol):
 
 
 _FOREVER_S = 10.0**7
+
+
+def _has_length(message: Mapping[str, Any]) -> bool:
+    return any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
 
 
 def _lingering(state: Any) -> set[Connection]:

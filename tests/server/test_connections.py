@@ -399,6 +399,31 @@ def test_an_offer_of_http2_changes_nothing(single, calls, caplog):
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_http_1_0_is_answered_without_chunks(single, stream):
+    body = json.dumps(
+        {"prompt": "x", "max_tokens": 40, "ignore_eos": True, "seed": 1, "stream": stream}
+    ).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    )
+    with Raw(single.url) as old, Raw(single.url) as new:
+        answer = old.send(head.encode() + b"\r\n" + body).rest()  # up to the end of the connection
+        new.send(head.replace("HTTP/1.0", "HTTP/1.1").encode() + b"Host: localhost\r\n\r\n" + body)
+        new.until(b'"finish_reason":"length"' if stream else b'"usage"')
+    fields, _, plain = answer.partition(b"\r\n\r\n")
+    assert b" 200 " in fields.splitlines()[0]
+    assert b"chunked" not in fields.lower()
+    if stream:
+        assert b"chunked" in new.seen.lower()
+        assert b"\r\n" not in plain
+        assert plain.endswith(b"data: [DONE]\n\n")
+        events = [json.loads(line[6:]) for line in plain.splitlines() if line.startswith(b"data: {")]
+        assert sum(len(event["choices"][0]["text"]) for event in events if event["choices"]) > 0
+    else:
+        assert json.loads(plain)["usage"]["completion_tokens"] == 40
+
+
 def test_a_thousand_idle_connections_keep_nobody_waiting(single, calls):
     idle = [socket.create_connection(single.server.servers[0].sockets[0].getsockname()) for _ in range(1000)]
     with Raw(single.url) as client:
