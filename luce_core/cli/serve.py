@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from luce_core.server.connection import Limits
 
 log = logging.getLogger("luce_core.server")
+
+LAST_WORDS_S = 5
+"""For writing the ends of answers, after `--drain`."""
 
 
 def make(session: Session) -> click.Command:
@@ -183,7 +187,7 @@ def _server(running: Running, options: Options) -> uvicorn.Server:
         lifespan="off",
         server_header=False,
         **http_options(_limits(core)),
-        timeout_graceful_shutdown=max(1, round(core.drain)),
+        timeout_graceful_shutdown=round(core.drain) + LAST_WORDS_S,
     )
 
     class Server(uvicorn.Server):
@@ -192,6 +196,12 @@ def _server(running: Running, options: Options) -> uvicorn.Server:
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             log.info("answering over httptools on %s", type(asyncio.get_running_loop()).__module__)
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # Answers end before their connections do: a client hears how, also when `--drain` is over.
+            drain = partial(running.close, core.drain)
+            threading.Thread(target=drain, name="luce-drain", daemon=True).start()
+            await super().shutdown(sockets)
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:

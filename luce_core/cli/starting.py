@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import define, evolve, frozen
 
 from luce_core.catalog import DEFAULT_MODEL
 from luce_core.cli.console import errors, warn
@@ -47,7 +47,7 @@ class Planned:
     plan: BackendPlan
 
 
-@frozen
+@define(eq=False)
 class Running:
     """A model that answers, or will when it is loaded."""
 
@@ -55,10 +55,15 @@ class Running:
     service: GenerationService
     stopping: Callable[[], None]
     """Tells the plugins of this process that the engine ends."""
+    _told: bool = False
 
     def close(self, drain_s: float) -> None:
-        """Let running answers go on for `drain_s` seconds, then end everything. Blocks."""
-        self.stopping()
+        """Let running answers go on for `drain_s` seconds, then end everything. Blocks. Another call, from
+        another thread while the first one waits, may give them less.
+        """
+        if not self._told:
+            self._told = True
+            self.stopping()
         self.channel.close(drain_s)
 
 

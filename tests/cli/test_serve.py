@@ -200,6 +200,23 @@ def test_a_stream_that_runs_when_the_server_is_stopped_ends_well(served):
 
 
 @pytest.mark.parametrize("where", ["--engine-process", "--no-engine-process"])
+def test_a_stream_that_is_not_over_when_the_drain_is_says_so(served, where):
+    server = served("--drain", "0", where)
+    url = URL.search(server.line(URL.pattern))[1]
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as stream:
+        lines = (line for line in stream.iter_lines() if line)
+        while '"content":"' not in next(lines):
+            pass
+        server.process.send_signal(signal.SIGTERM)
+        *_, last, end = lines
+    assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "cancelled"
+    assert end == "data: [DONE]"
+    assert server.stop() == 0
+    assert server.lines[-1] == "Stopped."
+
+
+@pytest.mark.parametrize("where", ["--engine-process", "--no-engine-process"])
 def test_the_engine_is_where_it_was_asked_to_be(served, where):
     server = served(where)
     url = URL.search(server.line(URL.pattern))[1]
