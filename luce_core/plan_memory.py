@@ -19,6 +19,7 @@ from luce_core.contracts import (
     StateLayout,
     StateSizes,
 )
+from luce_core.gguf.rows import ROW_CACHE_BYTES
 
 MEMORY_SHARE = 0.85
 """Of a device's memory, what a plan uses unless told otherwise; the rest is for other programs."""
@@ -155,12 +156,15 @@ def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
         Claim(f"images through {name}", device.id, "workspace", size, size)
         for name, size in demand.encoders.items()
     ]
+    host = device.id if device.id == "cpu" else "host"  # on the CPU the host's memory is the device's
+    for name, spec in demand.models.items():
+        if spec.stored:
+            kept = ROW_CACHE_BYTES * len(spec.stored)
+            claims.append(Claim(f"rows of {name} read from its file", host, "cache", kept, kept))
     if any(needs_checkpoints(layout) for layout in demand.layouts.values()):
         claims.append(Claim(CHECKPOINTS, "host", "cache", demand.checkpoint_bytes, 0))
     if demand.swap_bytes:
-        # On the CPU the host's memory is the device's.
-        where = device.id if device.id == "cpu" else "host"
-        claims.append(Claim(SWAPPED, where, "cache", demand.swap_bytes, 0))
+        claims.append(Claim(SWAPPED, host, "cache", demand.swap_bytes, 0))
     return claims
 
 

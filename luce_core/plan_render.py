@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from luce_core.contracts import BackendPlan, PartSpec, StateSizes
+from luce_core.contracts import BackendPlan, ModelSpec, PartSpec, StateSizes
 from luce_core.option_fields import show_size
 from luce_core.plan import suppliers
 from luce_core.plan_fields import MODELS, words
@@ -37,7 +37,19 @@ def _model_line(plan: BackendPlan) -> Text:
     return Text(
         f"{model.path}: {spec.arch}, {spec.parameters / 1e6:,.1f} M parameters, "
         f"{show_size(spec.weight_bytes)}, on {model.layer_device[0]}, "
-        f"context {plan.number('context'):,} tokens"
+        f"context {plan.number('context'):,} tokens{_stored(spec)}"
+    )
+
+
+def _stored(spec: ModelSpec) -> str:
+    """What stays in the file."""
+    if not spec.stored:
+        return ""
+    parameters = sum(size.parameters for size in spec.stored.values())
+    num_bytes = sum(size.num_bytes for size in spec.stored.values())
+    return (
+        f"; {parameters / 1e6:,.1f} M parameters more, {show_size(num_bytes)}, stay in the file and are read "
+        "by row"
     )
 
 

@@ -43,6 +43,7 @@ from luce_core.contracts.forward import (
     Network,
     tables_of,
 )
+from luce_core.contracts.geometry import Geometry
 from luce_core.contracts.media import (
     Encoder,
     Media,
@@ -50,7 +51,6 @@ from luce_core.contracts.media import (
     MediaProcessor,
     MediaSpan,
 )
-from luce_core.contracts.geometry import Geometry
 from luce_core.contracts.memory import (
     BlockManager,
     CacheStats,
@@ -81,14 +81,16 @@ from luce_core.contracts.model import (
     SlotState,
     StateHandles,
     StateLayout,
+    StoredSize,
+    StoredTable,
     Tap,
     Weights,
 )
+from luce_core.contracts.op_specs import CompressSpec, NgramSpec, RecallSpec, StreamsSpec
 from luce_core.contracts.ops import (
     SCORE_LOGITS_BYTES,
     AttentionSpec,
     Clamp,
-    CompressSpec,
     DeltaSpec,
     LinearAttentionSpec,
     OpCall,
@@ -98,7 +100,6 @@ from luce_core.contracts.ops import (
     RopeSpec,
     RouteSpec,
     SharedExpert,
-    StreamsSpec,
 )
 from luce_core.contracts.plugin import (
     API,
@@ -224,6 +225,7 @@ __all__ = [
     "ModelRequest",
     "ModelSpec",
     "Network",
+    "NgramSpec",
     "Noise",
     "Norm",
     "OpCall",
@@ -245,6 +247,7 @@ __all__ = [
     "QuantFormat",
     "RawLinear",
     "ReasoningDelta",
+    "RecallSpec",
     "ReducedPrompt",
     "ReducerContext",
     "Ref",
@@ -276,6 +279,8 @@ __all__ = [
     "StateStore",
     "Step",
     "StepHandle",
+    "StoredSize",
+    "StoredTable",
     "StreamsSpec",
     "Tap",
     "TextEvent",

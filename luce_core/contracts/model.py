@@ -96,6 +96,15 @@ class Tap:
 
 
 @frozen
+class StoredSize:
+    """Size of a table that stays in the model's file; a few of its rows are read per token."""
+
+    parameters: int
+    num_bytes: int
+    """In the file."""
+
+
+@frozen
 class ModelSpec:
     """A model as far as planning needs it; made from the header alone."""
 
@@ -119,6 +128,7 @@ class ModelSpec:
     tokens: Mapping[str, tuple[int, ...]]
     """"eos", "pad", "image", ..."""
     parameters: int = 0
+    """Of the weights in memory, as `weight_bytes`."""
     weight_bytes: int = 0
     active_bytes: int = 0
     """Weight bytes one decoded token reads; equals `weight_bytes` less the embedding table for dense
@@ -126,6 +136,8 @@ class ModelSpec:
     """
     details: Mapping[str, Any] = Factory(dict)
     """The architecture's own hyper-parameters, for its `build` and for `inspect`."""
+    stored: Mapping[str, StoredSize] = Factory(dict)
+    """Tables that stay in the file, by tensor; in neither `parameters` nor `weight_bytes`."""
 
 
 @frozen
@@ -206,6 +218,21 @@ class SlotState:
     period: int = 1
 
 
+class StoredTable(Protocol):
+    """A matrix [rows, width] that stays in the model's file; read by row, never mapped or loaded whole."""
+
+    name: str
+    num_rows: int
+    width: int
+
+    def read(self, rows: Any) -> Any:
+        """(host) numpy int[...] -> new numpy f32[..., width].
+
+        Raises IndexError for a row that is none, ModelFormatError where the file ends early.
+        """
+        ...
+
+
 class StateHandles(Protocol):
     """The allocated state of one model or drafter, by the names of its layout; KeyError for any other."""
 
@@ -261,6 +288,10 @@ class Weights(Protocol):
 
     def experts(self, layer: int) -> ExpertBank:
         """`blk.{layer}.ffn_{gate,up,down}_exps`, or the fused `ffn_gate_up_exps`, with biases and scales."""
+        ...
+
+    def stored(self, name: str) -> StoredTable:
+        """A matrix read row by row while the model runs; list it in `ModelSpec.stored`."""
         ...
 
     def region(self, name: str) -> Region:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from luce_core.contracts.forward import ForwardBatch
     from luce_core.contracts.memory import ExpertBank
-    from luce_core.contracts.model import Linear, LinearGroup, Norm, Region, SlotState
+    from luce_core.contracts.model import Linear, LinearGroup, Norm, Region, SlotState, StoredTable
+    from luce_core.contracts.op_specs import CompressSpec, NgramSpec, RecallSpec, StreamsSpec
 
 SCORE_LOGITS_BYTES = 8 << 20
 """Logits that scoring a prompt holds at a time, whatever its length (at least one row's). The same again is
@@ -96,6 +97,8 @@ class RouteSpec:
     score: Literal["softmax", "sigmoid", "sqrt_softplus"] = "softmax"
     bias: Tensor | None = None
     """f32[X] added for the choice only."""
+    given_bias: Tensor | None = None
+    """f32[X] in its place for rows given as embeddings."""
     groups: int = 1
     top_groups: int = 1
     renorm: bool = True
@@ -161,52 +164,6 @@ class LinearAttentionSpec:
     """f32[H], log of d, at most 0."""
     scale: float = 1.0
     """Factor on q."""
-
-
-@frozen
-class CompressSpec:
-    """How `stride` rows become one entry: softmax over the rows of each channel's gate, weighted sum, norm,
-    RoPE at the index of the first row.
-
-    overlap: a row carries two halves of `width`; entry w takes the first halves of the rows of block w - 1
-    (none for w = 0) and the second halves of block w.
-    """
-
-    stride: int
-    width: int
-    """Of an entry; kv and gate have width · (2 if overlap else 1) features."""
-    bias: Tensor
-    """f32[stride, features of gate], added to the gate by index mod stride."""
-    norm: Norm
-    rope: RopeSpec | None = None
-    overlap: bool = False
-
-    @property
-    def rows(self) -> int:
-        """Rows one entry pools; `shape[0]` of the slot `tail`."""
-        return self.stride * (2 if self.overlap else 1)
-
-
-@frozen
-class StreamsSpec:
-    """Hyper-connections (arXiv 2409.19606) with a Sinkhorn-normed mix, as in DeepSeek-V4. f32 throughout.
-
-    m = fn · rms(all streams of a row); pre = sigmoid(m_pre · scale[0] + base) + hc_eps, x = Σ pre_i H_i;
-    post = 2 sigmoid(m_post · scale[1] + base); mix = sinkhorn(m_mix · scale[2] + base).
-    """
-
-    streams: int
-    fn: Tensor
-    """f32[n + n + n·n, n·E]: pre, post, mix (source streams in rows). Only f32[n, n·E]: pre alone, the
-    collapse before the head.
-    """
-    base: Tensor
-    """f32[rows of fn]."""
-    scale: Tensor
-    """f32[3], or f32[1] with pre alone."""
-    norm_eps: float
-    eps: float = 1e-6
-    iterations: int = 20
 
 
 @frozen
@@ -360,32 +317,94 @@ class Ops(Protocol):
         ...
 
     def compress(
-        self, b: ForwardBatch, kv: Tensor, gate: Tensor, tail: SlotState, out: Region, spec: CompressSpec
+        self,
+        b: ForwardBatch,
+        kv: Tensor,
+        gate: Tensor | None,
+        tail: SlotState | None,
+        out: Region,
+        spec: CompressSpec,
+        keys: tuple[Region, Linear, Norm] | None = None,
     ) -> None:
         """Pool rows into entries of `out`, one at every row with (index + 1) % stride == 0: `CompressSpec`.
 
         tail: the newest rows, f32[spec.rows, 2 · features] (kv, then gate), log row, fold "shift", period
         `stride`. An entry closed by a held row is kept in `out.log` at that row: it is seen by the row
-        and its descendants, and a commit of the row makes it an entry.
+        and its descendants, and a commit of the row makes it an entry. Stride 1: gate and tail are None, and
+        a held row's entry lies at length + row, as keys do.
+
+        keys (region, w, norm): beside every entry, rope(norm(w · entry before its RoPE)) goes there in the
+        same way; `select` finds the entry by it (DeepSeek-V4.1).
         """
         ...
 
     def select(
-        self, b: ForwardBatch, q: Tensor, weight: Tensor, keys: Region, top_k: int, rope: RopeSpec | None
+        self,
+        b: ForwardBatch,
+        q: Tensor,
+        weight: Tensor,
+        keys: Region,
+        top_k: int,
+        rope: RopeSpec | None,
+        within: tuple[Tensor, int] | None = None,
     ) -> Tensor:
         """q [T, Hi, Di], weight [T, Hi] -> entries i32[T, top_k] each row attends to, best first, then -1.
 
         Entry w scores Σ_h weight_h · relu(rope(q_h) · key_w); `keys` is a region that `compress` filled. An
         entry's number is that of its block of tokens. Ties go to the lowest number.
+        within (blocks i32[T, n], size): only entries with number // size among the row's blocks; -1: none.
         """
+        ...
+
+    def select_blocks(
+        self,
+        b: ForwardBatch,
+        q: Tensor,
+        weight: Tensor,
+        keys: Region,
+        count: int,
+        size: int,
+        rope: RopeSpec | None,
+    ) -> Tensor:
+        """Blocks of `size` adjacent entries i32[T, count], best first, then -1: `within` of later `select`s.
+
+        A block scores as its best entry that the row sees, by `select`'s scores; the newest is always first.
+        """
+        ...
+
+    def ngram_rows(self, b: ForwardBatch, history: SlotState, spec: NgramSpec) -> Tensor:
+        """Rows i32[T, tables, (n - 1) · heads] of the n-grams that end at each row: `NgramSpec`.
+
+        history: state i32[n - 1, 1], compressed ids + 1 of the newest tokens, oldest first, 0 = none; log
+        row, fold "shift". Held rows follow their ancestors. Once per forward.
+        """
+        ...
+
+    def stored_rows(self, table: StoredTable, rows: Tensor) -> Tensor:
+        """Rows i32[...] of a table that stays in its file -> f32[..., width]. Synchronizes, reads the disk."""
         ...
 
     def streams_in(self, h: Tensor, w: StreamsSpec) -> tuple[Tensor, Tensor]:
         """[T, n, E] -> x [T, E], mix f32[T, n + n·n] for `streams_out` (no columns with pre alone)."""
         ...
 
+    def streams_gates(self, h: Tensor, w: StreamsSpec) -> tuple[Tensor, Tensor]:
+        """[T, n, E] -> pre f32[T, n] for `streams_collapse`, mix as of `streams_in`, which is both in one."""
+        ...
+
+    def streams_collapse(self, h: Tensor, pre: Tensor) -> Tensor:
+        """[T, n, E], f32[T, n] -> Σ pre_i H_i [T, E]. A sublayer may collapse by the pre of the one before."""
+        ...
+
     def streams_out(self, h: Tensor, y: Tensor, mix: Tensor) -> Tensor:
         """[T, n, E], [T, E], mix -> [T, n, E]: H'_k = post_k · y + Σ_i mix[i, k] · H_i."""
+        ...
+
+    def streams_recall(self, b: ForwardBatch, h: Tensor, kv: Tensor, w: RecallSpec) -> Tensor:
+        """[T, n, E], kv [T, (n + 1) · E] (a key per stream, the value last) -> [T, n, E]: `RecallSpec`.
+
+        Rows given as embeddings stay as they are.
+        """
         ...
 
     def head(

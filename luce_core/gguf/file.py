@@ -21,6 +21,7 @@ from luce_core.gguf.complaint import bad, quote
 from luce_core.gguf.formats import FORMATS, Bytes, Floats, FormatRegistry
 from luce_core.gguf.header import GgufHeader, TensorInfo
 from luce_core.gguf.parse import ShardTable, parse_table
+from luce_core.gguf.rows import RowReader
 from luce_core.gguf.values import is_int, shown
 
 SHARD_NAME: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -67,6 +68,15 @@ class GgufFile:
     def dequantize(self, name: str) -> Floats:
         """The tensor's numbers: a new `f32[...]` in torch order."""
         return self.header.tensor(name).format.dequantize(self.raw(name))
+
+    def rows(self, name: str) -> RowReader:
+        """The matrix `name`, to be read by row for as long as the reader lives; nothing of it is mapped."""
+        info = self.header.tensor(name)
+        if len(info.shape) != 2:
+            got = f"has the shape {list(info.shape)}"
+            raise bad(self.header.path, f"tensor {quote(name)}", got, "two dimensions")
+        shard = self._shard(info)
+        return RowReader(shard.path, shard.descriptor, info)
 
     def identity(self) -> str:
         """Hash of the model's content: 32 hex digits, the same wherever the files lie.

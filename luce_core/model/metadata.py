@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, cast
 
-from attrs import frozen
+from attrs import Factory, frozen
 
-from luce_core.contracts import Field, Group, ModelSpec, Pages, StateLayout
+from luce_core.contracts import Field, Group, ModelSpec, Pages, StateLayout, StoredSize
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import GgufHeader, StringArray
 from luce_core.gguf.complaint import RECONVERT, bad, quote
@@ -235,17 +235,23 @@ class WeightTotals:
     parameters: int
     weight_bytes: int
     active_bytes: int
+    stored: Mapping[str, StoredSize] = Factory(dict)
 
 
 def weight_totals(
-    header: GgufHeader, names: Iterable[str] | None = None, *, experts_used: int = 0
+    header: GgufHeader,
+    names: Iterable[str] | None = None,
+    *,
+    experts_used: int = 0,
+    stored: Sequence[str] = (),
 ) -> WeightTotals:
-    """Sizes of a model with the tensors `names` (None = all in the file).
+    """Sizes of a model with the tensors `names` (None = all in the file); `stored` of them stay in the file.
 
     One decoded token reads every matrix once; of the embedding table only a row, unless it serves as
     head, and of stacks of experts (`*_exps`) `experts_used`.
     """
-    tensors = [header.tensors[name] for name in (header.tensors if names is None else names)]
+    chosen = header.tensors if names is None else names
+    tensors = [header.tensors[name] for name in chosen if name not in stored]
     total = sum(tensor.num_bytes for tensor in tensors)
     tied = "output.weight" not in header.tensors
     unread = 0 if tied else header.tensor("token_embd.weight").num_bytes
@@ -253,7 +259,9 @@ def weight_totals(
         if experts_used and EXPERTS in tensor.name:
             count = tensor.shape[0]
             unread += tensor.num_bytes * (count - min(count, experts_used)) // count
-    return WeightTotals(sum(tensor.num_weights for tensor in tensors), total, total - unread)
+    left = {name: header.tensor(name) for name in stored}
+    sizes = {name: StoredSize(tensor.num_weights, tensor.num_bytes) for name, tensor in left.items()}
+    return WeightTotals(sum(tensor.num_weights for tensor in tensors), total, total - unread, sizes)
 
 
 class ModelSizes(Protocol):
@@ -303,6 +311,7 @@ def model_spec(
         parameters=totals.parameters,
         weight_bytes=totals.weight_bytes,
         active_bytes=totals.active_bytes,
+        stored=totals.stored,
         details={"decoder": sizes, **(details or {})},
     )
 

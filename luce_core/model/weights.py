@@ -19,6 +19,7 @@ from luce_core.contracts import (
     RawLinear,
     Region,
     SlotState,
+    StoredTable,
 )
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import GgufFile
@@ -62,6 +63,7 @@ class FileWeights:
         self._vecs: dict[str, Tensor] = {}
         self._linears: dict[tuple[str, int, int], Linear] = {}
         self._groups: dict[tuple[str, ...], LinearGroup] = {}
+        self._stored: dict[str, StoredTable] = {}
         self._packed_bytes = 0
         self._total_bytes = sum(info.num_bytes for info in file.header.tensors.values())
 
@@ -135,6 +137,14 @@ class FileWeights:
     def _stack(self, name: str, count: int) -> Linear:
         full = self._first((name,))
         return self._linear(full, 0, self._matrix(full)[0], experts=count)
+
+    def stored(self, name: str) -> StoredTable:
+        """The matrix `name`, left in the file and read by row."""
+        full = self._first((name,))
+        if full not in self._stored:
+            self._stored[full] = self._file.rows(full)
+            self._report(self._file.header.tensor(full).num_bytes)
+        return self._stored[full]
 
     def region(self, name: str) -> Region:
         """The allocated Pages called `name` in the layout."""

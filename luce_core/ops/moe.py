@@ -34,7 +34,7 @@ def route(
     if spec.table is not None:
         ids = spec.table[b.token.long()].long()
     else:
-        ids = ops.topk(_eligible(scores, spec), spec.top_k).long()
+        ids = ops.topk(_eligible(b, scores, spec), spec.top_k).long()
     weight = scores.gather(1, ids)
     if spec.renorm:
         weight = weight / (weight.sum(1, keepdim=True) + 1e-20)
@@ -53,10 +53,14 @@ def _scores(ops: Any, logits: Tensor, spec: RouteSpec) -> Tensor:
     return ops.act(logits, "softplus").sqrt()  # type: ignore[no-any-return]
 
 
-def _eligible(scores: Tensor, spec: RouteSpec) -> Tensor:
+def _eligible(b: ForwardBatch, scores: Tensor, spec: RouteSpec) -> Tensor:
     """What the choice goes by: biased scores, -inf outside the best groups."""
+    plain = scores
     if spec.bias is not None:
         scores = scores + spec.bias
+    if spec.given_bias is not None and b.embed_rows is not None:
+        given = b.embed_rows.long()
+        scores = scores.index_copy(0, given, plain[given] + spec.given_bias)
     if spec.groups == 1:
         return scores
     grouped = scores.view(scores.shape[0], spec.groups, -1)

@@ -6,9 +6,9 @@ then the held rows its `sees` bits name. A window hides entries whose index is a
 window; of a held row that index is its place in the text (`b.index`), not the place its entry happens to
 lie at.
 
-Compressed entries (stride above 1): a row at index t sees entry w where w < (t + 1) // stride, so also
-the one it closes itself. Held, those closed before `length` lie in pages, later ones in the region's log,
-at the row that closed them: seen by that row and its descendants.
+Compressed entries: a row at index t sees entry w where w < (t + 1) // stride, so also the one it closes
+itself. Held, those closed before `length` lie in pages, later ones in the region's log, at the row that
+closed them (stride 1: in pages, at length + row): seen by that row and its descendants.
 """
 
 from __future__ import annotations
@@ -227,20 +227,26 @@ class ClosedEntries:
 def closed_entries(b: ForwardBatch, rows: SequenceRows, region: Region) -> ClosedEntries:
     """All entries any of `rows` may see. Pages are read where the text was before a held batch."""
     pages = only_field(region)
-    stride = region.stride
+    stride, width = region.stride, pages.shape[-1]
     end = rows.length if rows.held else int(b.index[rows.stop - 1]) + 1
     committed = end // stride
-    value = pages.view(-1, pages.shape[-1])[entry_places(b, rows, region, committed)].float()
     number = torch.arange(committed, device=pages.device)
-    closer = number[:0]
-    if rows.held:
-        index = b.index[rows.start : rows.stop].long()
-        closer = (((index + 1) % stride == 0) & (b.parent[rows.start : rows.stop] != -2)).nonzero()[:, 0]
+    flat, closer = pages.view(-1, width), number[:0]
+    if not rows.held:
+        value = flat[entry_places(b, rows, region, committed)]
+        return ClosedEntries(value.float(), number, committed, closer, stride)
+    index = b.index[rows.start : rows.stop].long()
+    closer = (((index + 1) % stride == 0) & (b.parent[rows.start : rows.stop] != -2)).nonzero()[:, 0]
+    if stride == 1:
+        last = int(closer[-1]) + 1 if closer.numel() else 0
+        place = entry_places(b, rows, region, committed + last)
+        value = torch.cat((flat[place[:committed]], flat[place[committed + closer]]))
+    else:
         (log,) = region.log.values()
-        held = log[int(b.slot[rows.number]), closer].reshape(-1, pages.shape[-1]).float()
-        value = torch.cat((value, held))
-        number = torch.cat((number, index[closer] // stride))
-    return ClosedEntries(value, number, committed, closer, stride)
+        held = log[int(b.slot[rows.number]), closer].reshape(-1, width)
+        value = torch.cat((flat[entry_places(b, rows, region, committed)], held))
+    number = torch.cat((number, index[closer] // stride))
+    return ClosedEntries(value.float(), number, committed, closer, stride)
 
 
 def entry_places(b: ForwardBatch, rows: SequenceRows, region: Region, count: int) -> Tensor:
@@ -260,10 +266,9 @@ def entry_places(b: ForwardBatch, rows: SequenceRows, region: Region, count: int
 
 def only_field(region: Region) -> Tensor:
     """[num_blocks, block_entries, ..., D] of a region of compressed entries."""
-    if len(region.fields) != 1 or region.stride == 1:
+    if len(region.fields) != 1:
         raise PluginError(
-            f"Region {region.name!r} holds {', '.join(region.fields)}, one entry per {region.stride}; "
-            "compressed entries are one field in a group with a stride above 1."
+            f"Region {region.name!r} has the fields {', '.join(region.fields)}; compressed entries have one."
         )
     (pages,) = region.fields.values()
     return pages

@@ -26,6 +26,7 @@ RESULTS: Mapping[str, Callable[..., int]] = {
     "split": lambda x, sizes, dim=0: len(sizes),
     "route": lambda *args, **kwargs: 2,
     "streams_in": lambda *args, **kwargs: 2,
+    "streams_gates": lambda *args, **kwargs: 2,
     "tap": lambda *args, **kwargs: 0,
     "compress": lambda *args, **kwargs: 0,
     "append": lambda *args, **kwargs: 0,

@@ -9,6 +9,7 @@ from luce_core.ops import (
     delta,
     fine,
     moe,
+    ngrams,
     pack,
     sampling,
     scores,
@@ -33,6 +34,7 @@ REFERENCE: Layer = {
     **delta.OPS,
     **compressed.OPS,
     **streams.OPS,
+    **ngrams.OPS,
     **state.OPS,
     **ENGINE,
 }
