@@ -5,8 +5,10 @@ from __future__ import annotations
 from luce_arch_deepseek4.params import (
     AttentionParams,
     DeepSeekParams,
+    ExpertLayer,
     IndexerParams,
     LayerParams,
+    TrunkParams,
     read_params,
 )
 from luce_core.contracts import CacheOptions, Field, Group, ModelSpec, Pages, Slot, StateLayout
@@ -54,7 +56,7 @@ def tail_slot(region: str) -> str:
     return f"{region}.tail"
 
 
-def group_of(layer: LayerParams) -> str:
+def group_of(layer: ExpertLayer) -> str:
     """Of its compressed entries."""
     return f"every.{layer.ratio}"
 
@@ -92,11 +94,11 @@ def _tail(region: str, layer: LayerParams, width: int) -> Slot:
 def _totals(header: GgufHeader, params: DeepSeekParams) -> WeightTotals:
     """Of the trunk: blocks that predict further tokens are not loaded."""
     outer = [name for name in header.tensors if not name.startswith("blk.")]
-    inner = [name for name in header.tensors if _layer_of(name) in range(params.num_layers)]
+    inner = [name for name in header.tensors if layer_of(name) in range(params.num_layers)]
     return weight_totals(header, outer + inner, experts_used=params.layers[0].experts.used)
 
 
-def _layer_of(name: str) -> int:
+def layer_of(name: str) -> int:
     """The number in "blk.7.x"; -1: none."""
     number = name.split(".", 2)[1] if name.startswith("blk.") else ""
     return int(number) if number.isdecimal() else -1
@@ -111,23 +113,30 @@ def _check_tensors(header: GgufHeader, params: DeepSeekParams) -> None:
     check_tensors(header, _streams_shapes("output_hc", width, streams, streams, 1))
     for layer in params.layers:
         blk = f"blk.{layer.number}."
-        shapes = _attention_shapes(width, params.attention)
-        mixed = streams * (2 + streams)  # in, out, and between all pairs
-        for sublayer in ("attn", "ffn"):
-            shapes |= _streams_shapes(f"hc_{sublayer}", width, streams, mixed, 3)
+        shapes = attention_shapes(width, params.attention)
+        shapes |= mix_shapes(width, streams)
         if layer.ratio:
             shapes |= _compressor_shapes("attn_compressor", width, layer, params.attention.dim)
         if layer.selected and params.indexer:
             shapes |= _indexer_shapes(width, layer, params.attention, params.indexer)
         check_tensors(header, shapes, blk)
-        _check_moe(header, blk, params, layer)
+        check_moe(header, blk, params, layer)
+
+
+def mix_shapes(width: int, streams: int) -> Shapes:
+    """What both sublayers of a layer mix the streams by."""
+    mixed = streams * (2 + streams)  # in, out, and between all pairs
+    return _streams_shapes("hc_attn", width, streams, mixed, 3) | _streams_shapes(
+        "hc_ffn", width, streams, mixed, 3
+    )
 
 
 def _streams_shapes(name: str, width: int, streams: int, rows: int, scales: int) -> Shapes:
     return {f"{name}_fn": (rows, streams * width), f"{name}_base": (rows,), f"{name}_scale": (scales,)}
 
 
-def _attention_shapes(width: int, attention: AttentionParams) -> Shapes:
+def attention_shapes(width: int, attention: AttentionParams) -> Shapes:
+    """Attention to the newest tokens, and the norms of both sublayers."""
     inner, rank = attention.heads * attention.dim, attention.groups * attention.group_rank
     return {
         "attn_norm": (width,),
@@ -163,7 +172,8 @@ def _indexer_shapes(
     }
 
 
-def _check_moe(header: GgufHeader, blk: str, params: DeepSeekParams, layer: LayerParams) -> None:
+def check_moe(header: GgufHeader, blk: str, params: TrunkParams, layer: ExpertLayer) -> None:
+    """Router, routed and shared experts."""
     width, experts = params.hidden, layer.experts
     shared = mlp_shapes(width, layer.shared_ffn, "_shexp")
     stacks = expert_shapes(header, blk, width, experts)
@@ -172,3 +182,5 @@ def _check_moe(header: GgufHeader, blk: str, params: DeepSeekParams, layer: Laye
         header.tensor(f"{blk}ffn_gate_tid2eid.weight", (params.vocab, experts.used))
     else:
         header.tensor(f"{blk}exp_probs_b.bias", (experts.count,))
+    if f"{blk}exp_probs_b_vl.bias" in header.tensors:  # of files that can see
+        header.tensor(f"{blk}exp_probs_b_vl.bias", (experts.count,))

@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from luce_arch_deepseek4.describe import entries_region, keys_region, tail_slot
-from luce_arch_deepseek4.params import DeepSeekParams, LayerParams
+from luce_arch_deepseek4.params import DeepSeekParams, ExpertLayer, LayerParams, TrunkParams
 from luce_core.contracts import (
     AttentionSpec,
     Clamp,
@@ -120,7 +120,7 @@ class DeepSeekNetwork:
         self.streams, self.hidden = params.streams.count, params.hidden
         self.table = weights.linear("token_embd")
         self.layers = [_layer(params, layer, weights, ropes[layer.ratio > 0]) for layer in params.layers]
-        self.collapse = _streams(params, weights, "output_hc")
+        self.collapse = streams_spec(params, weights, "output_hc")
         self.norm = norm
         self.head = weights.linear("output", "token_embd", split="out")
 
@@ -176,16 +176,17 @@ class DeepSeekNetwork:
 def _layer(params: DeepSeekParams, layer: LayerParams, weights: Weights, rope: RopeSpec) -> Layer:
     blk = f"blk.{layer.number}."
     return Layer(
-        attn_streams=_streams(params, weights, f"{blk}hc_attn"),
+        attn_streams=streams_spec(params, weights, f"{blk}hc_attn"),
         attn_norm=weights.norm(f"{blk}attn_norm", params.eps),
         attention=_attention(params, layer, weights, rope),
-        ffn_streams=_streams(params, weights, f"{blk}hc_ffn"),
+        ffn_streams=streams_spec(params, weights, f"{blk}hc_ffn"),
         ffn_norm=weights.norm(f"{blk}ffn_norm", params.eps),
-        ffn=_mixture(params, layer, weights),
+        ffn=mixture(params, layer, weights),
     )
 
 
-def _streams(params: DeepSeekParams, weights: Weights, name: str) -> StreamsSpec:
+def streams_spec(params: TrunkParams, weights: Weights, name: str) -> StreamsSpec:
+    """Of the tensors `name`_fn, _base, _scale."""
     return StreamsSpec(
         streams=params.streams.count,
         fn=weights.vec(f"{name}_fn"),
@@ -210,7 +211,7 @@ def _attention(params: DeepSeekParams, layer: LayerParams, weights: Weights, rop
         q_norm=weights.norm(f"{blk}attn_q_a_norm", params.eps),
         q_up=weights.group(blk, *q_up, split="out"),
         near=weights.region(kv_region(layer.number)),
-        spec=_attention_spec(params, layer, weights, rope),
+        spec=attention_spec(params, layer, weights, rope),
         compressor=_compressor(params, layer, weights, rope) if layer.ratio else None,
         indexer=_indexer(params, layer, weights, rope),
         group_output=weights.linear(f"{blk}attn_output_a"),
@@ -219,9 +220,10 @@ def _attention(params: DeepSeekParams, layer: LayerParams, weights: Weights, rop
     )
 
 
-def _attention_spec(
-    params: DeepSeekParams, layer: LayerParams, weights: Weights, rope: RopeSpec
+def attention_spec(
+    params: TrunkParams, layer: ExpertLayer, weights: Weights, rope: RopeSpec, *, head_norm: bool = True
 ) -> AttentionSpec:
+    """head_norm: queries are normed head by head."""
     blk, attention = f"blk.{layer.number}.", params.attention
     sinks = weights.vec(f"{blk}attn_sinks")
     return AttentionSpec(
@@ -232,7 +234,7 @@ def _attention_spec(
         value_dim=attention.dim,
         scale=attention.dim**-0.5,
         rope=rope,
-        q_norm=unit_norm(attention.dim, params.eps, sinks.device),
+        q_norm=unit_norm(attention.dim, params.eps, sinks.device) if head_norm else None,
         k_norm=weights.norm(f"{blk}attn_kv_a_norm", params.eps),
         window=attention.window,
         sinks=sinks,
@@ -270,8 +272,10 @@ def _compress_spec(
     )
 
 
-def _mixture(params: DeepSeekParams, layer: LayerParams, weights: Weights) -> Mixture:
+def mixture(params: TrunkParams, layer: ExpertLayer, weights: Weights) -> Mixture:
+    """Router, routed and shared experts of a layer."""
     blk = f"blk.{layer.number}."
+    given = f"{blk}exp_probs_b_vl.bias"  # of image tokens
     shared = SharedExpert(
         gate_up=weights.group(blk, "ffn_gate_shexp", "ffn_up_shexp", split="out"),
         down=weights.linear(f"{blk}ffn_down_shexp", split="in"),
@@ -283,6 +287,7 @@ def _mixture(params: DeepSeekParams, layer: LayerParams, weights: Weights) -> Mi
             top_k=layer.experts.used,
             score="sqrt_softplus",
             bias=None if layer.hashed else weights.vec(f"{blk}exp_probs_b.bias"),
+            given_bias=weights.vec(given) if weights.has(given) else None,
             renorm=params.renorm,
             scale=params.expert_scale,
             table=_hash_table(layer, weights) if layer.hashed else None,
@@ -293,7 +298,7 @@ def _mixture(params: DeepSeekParams, layer: LayerParams, weights: Weights) -> Mi
     )
 
 
-def _hash_table(layer: LayerParams, weights: Weights) -> Tensor:
+def _hash_table(layer: ExpertLayer, weights: Weights) -> Tensor:
     """i32[V, k]: the experts of every token."""
     name = f"blk.{layer.number}.ffn_gate_tid2eid"
     table, count = weights.vec(name).to(torch.int32), layer.experts.count

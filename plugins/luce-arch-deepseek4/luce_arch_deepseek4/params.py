@@ -1,4 +1,4 @@
-"""Hyper-parameters of DeepSeek V4. Torch-free.
+"""Hyper-parameters of DeepSeek V4, and what V4.1 has like it. Torch-free.
 
 Every layer sees the newest tokens one by one, in a window. Behind it, most see the whole text compressed: one
 entry per 4 tokens, of which an indexer picks some (CSA), or one per 128, all of them (HCA).
@@ -6,7 +6,7 @@ entry per 4 tokens, of which an indexer picks some (CSA), or one per 128, all of
 
 from __future__ import annotations
 
-from attrs import evolve, frozen
+from attrs import asdict, evolve, frozen
 
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import GgufHeader
@@ -66,7 +66,9 @@ class AttentionParams:
 
 
 @frozen
-class LayerParams:
+class ExpertLayer:
+    """A layer as far as its experts go."""
+
     number: int
     ratio: int
     """Tokens per compressed entry; 0: none."""
@@ -77,6 +79,11 @@ class LayerParams:
     clamp: float
     """Of the routed experts; 0: none."""
     shared_clamp: float
+
+
+@frozen
+class LayerParams(ExpertLayer):
+    """A layer of V4, which keeps all it needs itself."""
 
     @property
     def selected(self) -> bool:
@@ -90,19 +97,25 @@ class LayerParams:
 
 
 @frozen
-class DeepSeekParams:
-    """What `describe` leaves for `build`."""
+class TrunkParams:
+    """What does not differ by layer."""
 
     hidden: int
     vocab: int
     context: int
     eps: float
     attention: AttentionParams
-    indexer: IndexerParams | None
-    """None: no layer is of CSA."""
     streams: StreamsParams
     renorm: bool
     expert_scale: float
+
+
+@frozen
+class DeepSeekParams(TrunkParams):
+    """What `describe` leaves for `build`."""
+
+    indexer: IndexerParams | None
+    """None: no layer is of CSA."""
     layers: tuple[LayerParams, ...]
 
     @property
@@ -112,15 +125,29 @@ class DeepSeekParams:
 
 def read_params(header: GgufHeader) -> DeepSeekParams:
     """Read and check the keys. Raises ModelFormatError naming the key."""
-    attention = _attention(header)
-    layers = _layers(header)
+    trunk = read_trunk(header)
+    total = header.uint("{a}.block_count", low=1, high=MAX_LAYERS)
+    layers = tuple(
+        LayerParams(**asdict(layer, recurse=False))
+        for layer in read_layers(header, total - _num_nextn(header, total), total)
+    )
+    if any(layer.ratio == 1 for layer in layers):
+        raise bad_key(header, "{a}.attention.compress_ratios", "has a 1", "2 or more, or 0 for none")
     return DeepSeekParams(
+        **asdict(trunk, recurse=False),
+        indexer=read_indexer(header, trunk.attention) if any(layer.selected for layer in layers) else None,
+        layers=layers,
+    )
+
+
+def read_trunk(header: GgufHeader) -> TrunkParams:
+    """Keys that do not differ by layer."""
+    return TrunkParams(
         hidden=header.uint("{a}.embedding_length", low=1, high=MAX_WIDTH),
         vocab=vocab_size(header),
         context=header.uint("{a}.context_length", low=1),
         eps=header.float("{a}.attention.layer_norm_rms_epsilon"),
-        attention=attention,
-        indexer=_indexer(header, attention) if any(layer.selected for layer in layers) else None,
+        attention=_attention(header),
         streams=StreamsParams(
             count=header.uint("{a}.hyper_connection.count", low=1, high=MAX_STREAMS),
             iterations=header.uint("{a}.hyper_connection.sinkhorn_iterations", low=1, high=MAX_ITERATIONS),
@@ -128,7 +155,6 @@ def read_params(header: GgufHeader) -> DeepSeekParams:
         ),
         renorm=header.bool("{a}.expert_weights_norm", True),
         expert_scale=header.float("{a}.expert_weights_scale", 1.0),
-        layers=layers,
     )
 
 
@@ -159,7 +185,8 @@ def _attention(header: GgufHeader) -> AttentionParams:
     )
 
 
-def _indexer(header: GgufHeader, attention: AttentionParams) -> IndexerParams:
+def read_indexer(header: GgufHeader, attention: AttentionParams) -> IndexerParams:
+    """Keys `{a}.attention.indexer.*`."""
     rotated = attention.near_rope.num_rotated
     return IndexerParams(
         heads=header.uint("{a}.attention.indexer.head_count", low=1, high=MAX_WIDTH),
@@ -168,13 +195,10 @@ def _indexer(header: GgufHeader, attention: AttentionParams) -> IndexerParams:
     )
 
 
-def _layers(header: GgufHeader) -> tuple[LayerParams, ...]:
-    total = header.uint("{a}.block_count", low=1, high=MAX_LAYERS)
-    num_layers = total - _num_nextn(header, total)
+def read_layers(header: GgufHeader, num_layers: int, total: int) -> tuple[ExpertLayer, ...]:
+    """The layers of the trunk; `total` counts further blocks too, of which the keys may say something."""
     ratios = header.uints("{a}.attention.compress_ratios", high=MAX_RATIO)
     _check_length(header, "{a}.attention.compress_ratios", len(ratios), num_layers)
-    if 1 in ratios:
-        raise bad_key(header, "{a}.attention.compress_ratios", "has a 1", "2 or more, or 0 for none")
     if (gating := header.uint("{a}.expert_gating_func")) != SQRT_SOFTPLUS:
         wanted = f"{SQRT_SOFTPLUS} (the root of softplus)"
         raise bad_key(header, "{a}.expert_gating_func", f"is {gating}", wanted)
@@ -188,7 +212,7 @@ def _layers(header: GgufHeader) -> tuple[LayerParams, ...]:
     clamps = _limits(header, "{a}.swiglu_clamp_exp", num_layers, (0.0,) * num_layers)
     shared_clamps = _limits(header, "{a}.swiglu_clamp_shexp", num_layers, clamps)
     return tuple(
-        LayerParams(
+        ExpertLayer(
             number=number,
             ratio=ratios[number],
             hashed=number < num_hashed,
