@@ -19,7 +19,13 @@ def luce_register_archs() -> list[ArchSpec]:
             describe="luce_arch_deepseek4.describe:describe",
             build="luce_arch_deepseek4.network:build",
             chat=("deepseek4",),
-        )
+        ),
+        ArchSpec(
+            names=("deepseek41",),
+            describe="luce_arch_deepseek4.v41_describe:describe",
+            build="luce_arch_deepseek4.v41_network:build",
+            chat=("deepseek4",),
+        ),
     ]
 
 
