@@ -82,8 +82,7 @@ class NetworkBackend:
         """Apply the accepted rows of a held batch to pages and slots; count 0 leaves a sequence as it was."""
         for regions in self.state.by_group.values():
             self.ops.commit_pages(batch, commit, regions)
-        for slot in self.state.slots.values():
-            self.ops.commit_slot(batch, commit, slot)
+        self.ops.commit_slots(batch, commit, tuple(self.state.slots.values()))
 
     def settle(self, slots: Sequence[int]) -> None:
         """Nothing to finish: commits fold at once."""

@@ -27,7 +27,7 @@ FINE_OPS = frozenset(
     }
 )
 WEIGHT_OPS = frozenset({"dequantize", "pack_linear", "pack_group"})
-STATE_OPS = frozenset({"commit_pages", "commit_slot", "write_log", "shift"})
+STATE_OPS = frozenset({"commit_pages", "commit_slots", "commit_slot", "write_log", "shift"})
 ENGINE_OPS = frozenset(
     {
         *("process_logits", "sample", "merge_trees", "tree_from_lattice", "accept"),

@@ -72,6 +72,12 @@ def entry_of(b: ForwardBatch, region: Region, seq: Tensor, token: Tensor) -> Ten
     return table.block[seq, column].long() * region.block_entries + offset
 
 
+def commit_slots(ops: Any, b: ForwardBatch, commit: Commit, slots: Sequence[SlotState]) -> None:
+    """`commit_slot` of every slot of a model: one call, so that a layer may fold them in one launch."""
+    for slot in slots:
+        ops.commit_slot(b, commit, slot)
+
+
 def commit_slot(ops: Any, b: ForwardBatch, commit: Commit, slot: SlotState) -> None:
     """Fold the accepted path's logged rows into the state of every sequence with a count above 0.
 
@@ -167,6 +173,7 @@ def _held_windows(b: ForwardBatch, before: int, row: Tensor) -> Tensor:
 
 OPS: Layer = {
     "commit_pages": commit_pages,
+    "commit_slots": commit_slots,
     "commit_slot": commit_slot,
     "shift": shift,
     "write_log": write_log,

@@ -236,3 +236,16 @@ def _commit_slot(w: OpWorld) -> OpRun:
         return x
 
     return OpRun((b, w.numbers(1)), call, (slot.state,))
+
+
+@case("commit_slots")
+def _commit_slots(w: OpWorld) -> OpRun:
+    b, memories = w.batch("held"), [_memory(w, 2, False), _memory(w, 2, True), _memory(w, 2, False)]
+    slots = (w.slot((3, 6), "shift", row=(6,)), *memories, w.slot((3, 6), "shift", row=(6,)))
+    commit = _commit(w)
+
+    def call(ops: Any, b: Any, x: Any) -> Any:
+        ops.commit_slots(b, commit, slots)
+        return x
+
+    return OpRun((b, w.numbers(1)), call, tuple(slot.state for slot in slots))

@@ -25,6 +25,11 @@ GRAPHS = "cuda-graphs"
 OPS = (
     "pack_linear", "pack_group", "linear", "table_rows", "norm_linear", "linear_out", "gated_mlp", "head",
 )  # fmt: skip
+SEQUENCE_OPS = {
+    "attention": "attention", "delta": "delta", "commit_pages": "state", "commit_slot": "state",
+    "commit_slots": "state",
+}  # fmt: skip
+"""Op -> the module of its function: the same for every layer."""
 LAYERS = {"triton": "CUDA", "triton-portable": "PORTABLE"}
 
 
@@ -63,7 +68,10 @@ def luce_register_ops() -> list[OpLayer]:
     return [
         OpLayer(
             name,
-            tuple(OpImpl(op, f"luce_backend_triton.ops:{ops}.{op}") for op in OPS),
+            (
+                *(OpImpl(op, f"luce_backend_triton.ops:{ops}.{op}") for op in OPS),
+                *(OpImpl(op, f"luce_backend_triton.{where}:{op}") for op, where in SEQUENCE_OPS.items()),
+            ),
             Equivalence.ROUNDING,
             frozenset({"triton"}),
             summaries[name],

@@ -1,0 +1,145 @@
+"""Op `attention` on one CUDA device: decode, tree verify and prefill, after a check.
+
+    python benchmarks/triton/attention.py [--model 27B] [--type f16] [--quick]
+
+Every case is compared with the reference op first (pages f16, sums f32). Decode and verify are timed as a
+replayed graph over as many layers as the model has, each with its own pages, so that no page is found in
+the L2 cache; a graph captures only what never waits for the host. Floors: bytes of K and V over the read
+ceiling, or floating-point operations over what a large bf16 product reaches.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from attrs import evolve, frozen
+from luce_backend_triton import attention
+from measure import by_kernel, graph_s, median_s, read_ceiling, table
+
+from luce_core.contracts import AttentionSpec, Norm, Region, RopeSpec, SeqTable
+from luce_core.model.batch import RowSet, make_batch
+from luce_core.ops import build_ops
+
+BLOCK = 32
+DEVICE = torch.device("cuda:0")
+OPS = build_ops()
+
+
+@frozen
+class Model:
+    heads: int
+    kv_heads: int
+    dim: int
+    layers: int
+    gated: bool = False
+    rotated: int = 0
+
+
+MODELS = {
+    "27B": Model(24, 4, 256, 16, True, 64),
+    "0.8B": Model(8, 2, 256, 6, True, 64),
+    "8B": Model(32, 8, 128, 36, False, 128),
+}
+
+
+def spec_of(model: Model, window: int | None = None) -> AttentionSpec:
+    rope = RopeSpec(torch.logspace(0, -6, model.rotated // 2, device=DEVICE))
+    norms = [Norm(1 + 0.1 * torch.randn(model.dim, device=DEVICE), 1e-6) for _ in range(2)]
+    gate = "sigmoid" if model.gated else ""
+    return AttentionSpec(
+        0, model.heads, model.kv_heads, model.dim, model.dim, model.dim**-0.5, rope, *norms, gate=gate,
+        window=window,
+    )  # fmt: skip
+
+
+class Case:
+    """Sequences of `depth` committed tokens and some rows each."""
+
+    def __init__(
+        self, model: Model, phase: str, seqs: int, rows: int, depth: int, dtype: torch.dtype, layers: int
+    ):
+        self.model, self.rows, self.depth, self.seqs, self.phase = model, rows, depth, seqs, phase
+        each = -(-(depth + rows) // BLOCK)
+        order = torch.randperm(seqs * each).tolist()
+        sets = []
+        for s in range(seqs):
+            table = SeqTable(tuple(order[s * each : (s + 1) * each]), tuple(range(0, each * BLOCK, BLOCK)))
+            tree = (
+                None
+                if phase == "prefill" or rows == 1
+                else [-1, *(max(0, j // 2 - 1) for j in range(1, rows))]
+            )
+            sets.append(RowSet(s, depth, [1] * rows, {"full": table}, parents=tree))
+        self.batch = make_batch(phase, sets, device="cuda:0")
+        shape = (seqs * each, BLOCK, model.kv_heads, model.dim)
+        self.regions = []
+        for _ in range(layers):
+            fields = {name: torch.randn(*shape, device=DEVICE, dtype=dtype) for name in ("k", "v")}
+            self.regions.append(Region("r", "full", fields, BLOCK))
+        total = seqs * rows
+        widths = (model.heads * model.dim, model.kv_heads * model.dim, model.kv_heads * model.dim)
+        self.q, self.k, self.v = (torch.randn(total, width, device=DEVICE) for width in widths)
+        self.gate = torch.randn(total, widths[0], device=DEVICE) if model.gated else None
+
+    def run(self, spec: AttentionSpec) -> None:
+        for region in self.regions:
+            attention.attention(OPS, self.batch, self.q, self.k, self.v, region, spec, self.gate)
+
+    def error(self, spec: AttentionSpec) -> float:
+        """Relative, the worst row."""
+        region = self.regions[0]
+        copy = evolve(region, fields={name: page.clone() for name, page in region.fields.items()})
+        want = OPS.attention(self.batch, self.q, self.k, self.v, copy, spec, self.gate)
+        got = attention.attention(OPS, self.batch, self.q, self.k, self.v, region, spec, self.gate)
+        assert bool(torch.isfinite(got).all())
+        return float(((got - want).norm(dim=1) / want.norm(dim=1)).max())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=sorted(MODELS), default="27B")
+    parser.add_argument("--type", choices=("f16", "bf16", "f32"), default="f16")
+    parser.add_argument("--quick", action="store_true", help="fewer cases")
+    given = parser.parse_args()
+    model = MODELS[given.model]
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[given.type]
+    ceiling = read_ceiling(DEVICE)
+    print(
+        f"{torch.cuda.get_device_name(DEVICE)}, reads {ceiling / 1e9:.0f} GB/s; {given.model}, pages {given.type}"
+    )
+    spec = spec_of(model)
+    held = [(1, 1, 16), (1, 1, 4096), (1, 1, 32768), (16, 1, 4096), (1, 16, 4096), (4, 8, 4096)]
+    for seqs, rows, depth in held[:5:2] if given.quick else held:
+        case = Case(model, "held", seqs, rows, depth, dtype, model.layers)
+        error = case.error(spec)
+        assert error < 2e-2, error
+        took = graph_s(lambda case=case: case.run(spec)) / model.layers
+        moved = 2 * seqs * (depth + rows) * model.kv_heads * model.dim * dtype.itemsize
+        kernels = by_kernel(lambda case=case: case.run(spec))
+        print(
+            f"held {seqs}x{rows} at {depth}: {took * 1e6:.2f} us a layer, error {error:.1e}, "
+            f"{moved / took / 1e9:.0f} GB/s = {moved / took / ceiling:.0%}; "
+            f"{table({k: v / model.layers for k, v in kernels.items()})}",
+            flush=True,
+        )
+    for rows, depth, window in ((2048, 0, None), (2048, 4096, None), (512, 8192, None), (2048, 4096, 1024)):
+        case = Case(model, "prefill", 1, rows, depth, dtype, 1)
+        narrow = spec_of(model, window)
+        error = case.error(narrow)
+        assert error < 2e-2, error
+        took = median_s(lambda case=case, narrow=narrow: case.run(narrow))
+        seen = rows * depth + rows * rows / 2 if window is None else rows * window
+        rate = 4 * seen * model.heads * model.dim / took
+        kernels = by_kernel(lambda case=case, narrow=narrow: case.run(narrow))
+        print(
+            f"prefill {rows} at {depth}, window {window}: {took * 1e6:.0f} us, error {error:.1e}, "
+            f"{rate / 1e12:.0f} TFLOP/s; {table(kernels)}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Op `attention` on pages of keys and values: two or three launches, none of which waits for the host.
+
+What the kernels do not read (one field of keys or values alone, latents, compressed entries) goes to the
+reference.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from attrs import frozen
+from torch import Tensor
+
+from luce_backend_triton import attention_kernels as kernels
+from luce_backend_triton import shapes
+from luce_core.contracts import AttentionSpec, ForwardBatch, Region, RopeSpec
+from luce_core.errors import PluginError
+from luce_core.ops import attention as reference
+from luce_core.ops.fine import section_axes
+
+PER_MULTIPROCESSOR = 2
+"""Programs a launch should have for each, where the text is long enough to split."""
+SPARE_BYTES = 4096
+"""Of shared memory, for what is not a tile."""
+GATES = {"": 0, "sigmoid": 1, "softplus": 2}
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LOG2E = 1.4426950408889634
+
+
+@frozen
+class Cut:
+    """How `attend` is cut."""
+
+    rows: int
+    """Rows of the batch in a tile; with their query heads they fill `m`."""
+    m: int
+    places: int
+    warps: int
+    stages: int
+
+
+@frozen
+class Room:
+    """What limits a program on one device."""
+
+    multiprocessors: int
+    shared_bytes: int
+    matrix: bool
+    """Whether Triton uses its tensor cores (compute capability 8.0 and newer)."""
+
+
+INTERPRETED = Room(4, 1 << 20, True)
+
+
+@cache
+def room_of(device: torch.device) -> Room:
+    """Of a device."""
+    if device.type != "cuda":
+        return INTERPRETED
+    room = shapes.room_of(device.index or 0)
+    return Room(room.multiprocessors, room.block_bytes, torch.cuda.get_device_capability(device)[0] >= 8)
+
+
+@cache
+def cut(rows: int, seqs: int, group: int, width: int, num_bytes: int, room: Room) -> Cut:
+    """For `rows` rows of `seqs` sequences. width: of K and V, rounded up; num_bytes: of one number."""
+    wanted = max(16, triton.next_power_of_2(-(-rows // max(1, seqs)) * group))
+    line, least = width * num_bytes, triton.next_power_of_2(group)
+    if wanted <= 32 or not room.matrix:
+        m = max(least, min(wanted, 32 if room.matrix else 16))
+        places = 64 if line <= 128 else 32 if line <= 1024 and room.matrix else 16
+        return Cut(max(1, m // group), m, places, 4, 3 if line <= 512 else 2)
+    for m, places, warps in ((128, 64, 8), (128, 32, 8), (64, 64, 4), (64, 32, 8), (64, 16, 8), (32, 16, 4)):
+        m = max(least, min(m, wanted))
+        if m * width <= 128 * 256 and line * (m + 4 * places) + SPARE_BYTES <= room.shared_bytes:
+            break
+    return Cut(max(1, m // group), m, places, warps if m * width >= 64 * 128 else 4, 2)
+
+
+def splits_of(programs: int, places: int, each: int, processors: int) -> int:
+    """Parts the places of a sequence are cut into, so that `programs` times as many fill the device."""
+    wanted = -(-PER_MULTIPROCESSOR * processors // max(1, programs))
+    return max(1, min(wanted, places // (2 * each)))
+
+
+@cache
+def _axes(sections: tuple[int, ...], interleaved: bool, device: torch.device) -> Tensor:
+    """i32[n_rot / 2]: position axis of every frequency."""
+    return section_axes(sections, interleaved).to(device, torch.int32)
+
+
+def _reads(region: Region, extra: Any, spec: AttentionSpec) -> bool:
+    """Whether the kernels do."""
+    fields = region.fields
+    return (
+        set(fields) == {"k", "v"}
+        and region.stride == 1
+        and extra is None
+        and not spec.inverse_output_rope
+        and all(pages.dtype in DTYPES for pages in fields.values())
+        and spec.heads % spec.kv_heads == 0
+    )
+
+
+def attention(
+    ops: Any,
+    b: ForwardBatch,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    region: Region,
+    spec: AttentionSpec,
+    gate: Tensor | None = None,
+    extra: Any = None,
+) -> Tensor:
+    """q [T, H·D], k, v before norm and rope -> f32[T, H·Dv]; see `Ops.attention`."""
+    if not _reads(region, extra, spec):
+        return reference.attention(ops, b, q, k, v, region, spec, gate, extra)
+    if spec.gate and gate is None:
+        raise PluginError(f"Op 'attention' of layer {spec.layer} has the gate {spec.gate!r} and got none.")
+    if (k is None) is not (v is None):
+        raise PluginError(
+            f"Region {region.name!r} has the fields k, v: op 'attention' takes both or neither."
+        )
+    query = _make_rows(b, _flat(q), k, v, region, spec)
+    return _attend(b, query, region, spec, None if gate is None else _flat(gate))
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[T, features], features side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _rope_arguments(
+    rope: RopeSpec | None, dim: int, none: Tensor
+) -> tuple[Tensor, Tensor, float, dict[str, Any]]:
+    if rope is None:
+        return none, none, 1.0, {"ROPE": False, "START": 0, "HALF": 0, "HALVES": True, "AXES": False}
+    half = rope.inv_freq.shape[0]
+    axes = bool(rope.sections)
+    axis = _axes(rope.sections, rope.interleaved_sections, rope.inv_freq.device) if axes else none
+    constants = {
+        "ROPE": True, "START": dim - 2 * half if rope.part == "last" else 0, "HALF": half,
+        "HALVES": rope.pairs == "halves", "AXES": axes,
+    }  # fmt: skip
+    return axis, rope.inv_freq, rope.magnitude, constants
+
+
+def _make_rows(
+    b: ForwardBatch, q: Tensor, k: Tensor | None, v: Tensor | None, region: Region, spec: AttentionSpec
+) -> Tensor:
+    """The query, turned, as [T, H, D] of the keys' type; k and v go to their entries."""
+    rows, heads, kv_heads, dim = q.shape[0], spec.heads, spec.kv_heads, spec.head_dim
+    pages_k, pages_v = region.fields["k"], region.fields["v"]
+    query = torch.empty(rows, heads, dim, dtype=pages_k.dtype, device=q.device)
+    if rows == 0:
+        return query
+    write = k is not None and v is not None
+    key, value = (_flat(k), _flat(v)) if k is not None and v is not None else (q, q)
+    table = b.table[region.group]
+    axis, frequency, magnitude, turning = _rope_arguments(spec.rope, dim, q)
+    norms = (spec.q_norm, spec.k_norm, spec.v_norm)
+    weights = [q if norm is None else norm.weight for norm in norms]
+    eps = [0.0 if norm is None else norm.eps for norm in norms]
+    per = 8 if rows * heads >= 1024 else 1
+    groups = -(-heads // per) + (2 * -(-kv_heads // per) if write else 0)
+    width = max(dim, spec.value_dim)
+    kernels.make_rows[(rows, groups)](
+        q, key, value, query, pages_k, pages_v, *weights, b.position, axis, frequency,
+        b.seq, b.index, b.query_start, b.length, b.parent, table.block, table.first, table.count,
+        q.stride(0), key.stride(0), value.stride(0), b.position.stride(0), b.position.stride(1),
+        table.block.stride(0), *eps, magnitude,
+        H=heads, HK=kv_heads, D=dim, DV=spec.value_dim, DP=triton.next_power_of_2(width), HB=per,
+        BLOCK=region.block_entries, HELD=b.phase == "held", WRITE=write, Q_NORM=norms[0] is not None,
+        K_NORM=norms[1] is not None, V_NORM=norms[2] is not None, **turning, num_warps=4 if per > 1 else 1,
+    )  # fmt: skip
+    return query
+
+
+def _attend(
+    b: ForwardBatch, query: Tensor, region: Region, spec: AttentionSpec, gate: Tensor | None
+) -> Tensor:
+    """query [T, H, D] -> f32[T, H·Dv], gated."""
+    rows, seqs = query.shape[0], b.slot.shape[0]
+    heads, kv_heads, value_dim = spec.heads, spec.kv_heads, spec.value_dim
+    out = torch.empty(rows, heads * value_dim, device=query.device)
+    if rows == 0:
+        return out
+    pages_k, pages_v = region.fields["k"], region.fields["v"]
+    table, block = b.table[region.group], region.block_entries
+    wide = max(16, triton.next_power_of_2(spec.head_dim)), max(16, triton.next_power_of_2(value_dim))
+    room = room_of(query.device)
+    shape = cut(rows, seqs, heads // kv_heads, max(wide), pages_k.element_size(), room)
+    tiles = -(-rows // shape.rows) if seqs == 1 else rows // shape.rows + seqs
+    places = table.block.shape[1] * block
+    if spec.window is not None:
+        places = min(places, spec.window + block + (rows if seqs == 1 else 0))
+    splits = splits_of(tiles * kv_heads, places, shape.places, room.multiprocessors)
+    parts = peaks = out
+    if splits > 1:
+        parts = torch.empty(splits, rows, heads, value_dim, device=query.device)
+        peaks = torch.empty(splits, rows, heads, 2, device=query.device)
+    span = b.span if b.phase == "prefill" and spec.bidirectional_spans else None
+    sinks = out if spec.sinks is None else spec.sinks
+    given = out if gate is None or not spec.gate else gate
+    ends = {
+        "SINKS": spec.sinks is not None, "GATE": GATES[spec.gate], "PER_HEAD": spec.gate_per_head,
+        "DV": value_dim, "DVP": wide[1], "H": heads,
+    }  # fmt: skip
+    capped = spec.softcap != 0.0
+    kernels.attend[(tiles, kv_heads, splits)](
+        query, pages_k, pages_v, out, parts, peaks, given, sinks, b.index, b.query_start, b.length, b.sees,
+        b.index if span is None else span, table.block, table.first, table.count, rows, seqs, b.sees.shape[1],
+        table.block.stride(0), given.stride(0), spec.scale * LOG2E, spec.softcap * LOG2E,
+        spec.window or 0, splits, HK=kv_heads, D=spec.head_dim, DP=wide[0], M=shape.m, N=shape.places,
+        RT=shape.rows, SB=triton.next_power_of_2(seqs), BLOCK=block, HELD=b.phase == "held",
+        WINDOW=spec.window is not None, CAP=capped, SPAN=span is not None, SPLIT=splits > 1, **ends,
+        num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+    if splits > 1:
+        step = min(16, triton.next_power_of_2(splits))
+        kernels.join[(rows, heads)](
+            parts, peaks, out, given, sinks, rows, splits, given.stride(0), STEP=step, **ends, num_warps=2
+        )
+    return out
+
+
+__all__ = ["attention", "cut", "splits_of"]

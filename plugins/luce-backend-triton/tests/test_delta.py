@@ -1,0 +1,150 @@
+"""Op `delta` and the commits behind it, beside the reference: chunks, trees, sequences without rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attrs import evolve
+from luce_backend_triton import delta, state
+
+from luce_core.contracts import Commit, DeltaSpec, Norm, Region, SeqTable, SlotState
+from luce_core.model.batch import RowSet, make_batch
+from luce_core.ops import build_ops
+
+OPS = build_ops()
+KH, VH, DK, DV, KERNEL = 2, 4, 16, 12, 4
+CHANNELS = 2 * KH * DK + VH * DV
+TREE = [-1, 0, 0, 1, 3, -2]
+SLOTS, HELD = 4, 8
+
+
+class World:
+    def __init__(self, device, kda=False):
+        self.device, self.kda = device, kda
+        self.rng = torch.Generator().manual_seed(5)
+        g = (VH, DK) if kda else (VH,)
+        self.conv = self.slot((KERNEL - 1, CHANNELS), "shift", row=(CHANNELS,))
+        self.memory = self.slot((VH, DK, DV), "delta_fold", k=(KH, DK), u=(VH, DV), g=g)
+        a = self.rand(VH).abs()
+        self.spec = DeltaSpec(
+            0, KH, VH, DK, DV, Norm(1 + 0.2 * self.rand(DV), 1e-6), self.rand(CHANNELS, KERNEL),
+            a if kda else -a, self.rand(VH * DK if kda else VH), "kda" if kda else "gated",
+        )  # fmt: skip
+
+    def rand(self, *shape):
+        return torch.randn(*shape, generator=self.rng).to(self.device)
+
+    def slot(self, shape, fold, **log):
+        rows = {name: self.rand(SLOTS, HELD, *one) for name, one in log.items()}
+        return SlotState("slot", self.rand(SLOTS, *shape), rows, fold)
+
+    def batch(self, phase, *rows):
+        return make_batch(
+            phase, [RowSet(*row[:2], [1] * row[2], {}, **row[3]) for row in rows], device=str(self.device)
+        )
+
+    def copy(self, slot):
+        return evolve(slot, state=slot.state.clone(), log={name: t.clone() for name, t in slot.log.items()})
+
+    def compare(self, b, tolerance=2e-5):
+        rows = b.token.shape[0]
+        widths = (CHANNELS, VH * DV, VH, VH * DK if self.kda else VH)
+        given = [self.rand(rows, width) for width in widths]
+        conv, memory = self.copy(self.conv), self.copy(self.memory)
+        want = OPS.delta(b, *given, conv, memory, self.spec)
+        got = delta.delta(OPS, b, *given, self.conv, self.memory, self.spec)
+        close(got, want, tolerance)
+        for mine, theirs in ((self.conv, conv), (self.memory, memory)):
+            close(mine.state, theirs.state, tolerance)
+            for name, log in theirs.log.items():
+                close(mine.log[name], log, tolerance)
+
+
+def close(got, want, tolerance=1e-5):
+    """On a device, chunks multiply halves."""
+    if want.device.type != "cpu":
+        tolerance = max(tolerance, 4e-3)
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kda", [False, True], ids=["gated", "kda"])
+def test_trees_and_chains(device, kda):
+    w = World(device, kda)
+    w.compare(w.batch("held", (1, 19, 6, {"parents": TREE}), (0, 0, 1, {}), (2, 8, 3, {})))
+
+
+def test_one_row(device):
+    w = World(device)
+    w.compare(w.batch("held", (3, 19, 1, {})))
+
+
+def test_prompts_of_several_chunks(device):
+    w = World(device)
+    w.compare(w.batch("prefill", (1, 13, 2 * delta.CHUNK + 1, {}), (0, 0, 3, {}), (2, 30, delta.CHUNK, {})))
+
+
+def test_one_prompt(device):
+    w = World(device)
+    w.compare(w.batch("prefill", (1, 13, delta.CHUNK - 1, {})))
+
+
+def test_equal_keys_and_steps_of_one_are_solved(device):
+    """The worst a triangular system can be: every row takes out what the row before put in."""
+    w = World(device)
+    b = w.batch("prefill", (1, 0, delta.CHUNK + 5, {}))
+    rows = b.token.shape[0]
+    spec = evolve(w.spec, a=torch.zeros(VH, device=device), conv=w.spec.conv.abs())
+    qkv = w.rand(1, CHANNELS).abs().expand(rows, -1).contiguous()
+    qkv[:, 2 * KH * DK :] = w.rand(rows, VH * DV)
+    beta = torch.full((rows, VH), 30.0, device=device)
+    z, decay = w.rand(rows, VH * DV), w.rand(rows, VH)
+    conv, memory = w.copy(w.conv), w.copy(w.memory)
+    want = OPS.delta(b, qkv, z, beta, decay, conv, memory, spec)
+    got = delta.delta(OPS, b, qkv, z, beta, decay, w.conv, w.memory, spec)
+    close(got, want, 1e-4)
+    close(w.memory.state, memory.state, 1e-4)
+
+
+@pytest.mark.parametrize("phase", ["held", "prefill"])
+def test_a_sequence_without_rows(device, phase):
+    w = World(device)
+    b = w.batch(phase, (1, 19, 2, {}), (0, 11, 1, {}), (2, 9, 2, {}))
+    keep = torch.tensor([0, 1, 3, 4], device=device)
+    b = evolve(
+        b, token=b.token[keep], index=b.index[keep], seq=b.seq[keep], parent=b.parent[keep], sees=b.sees[keep],
+        query_start=torch.tensor([0, 2, 2, 4], dtype=torch.int32, device=device),
+    )  # fmt: skip
+    w.compare(b)
+
+
+@pytest.mark.parametrize("kda", [False, True], ids=["gated", "kda"])
+def test_commits_of_all_layers_at_once(device, kda):
+    one, other = World(device, kda), World(device, kda)
+    b = one.batch("held", (1, 19, 6, {"parents": TREE}), (0, 0, 1, {}), (2, 8, 3, {}))
+    path = torch.tensor([[0, 1, 3, 4], [0, 7, 7, 7], [7, 7, 7, 7]], dtype=torch.int32, device=device)
+    commit = Commit(path, torch.tensor([4, 1, 0], dtype=torch.int32, device=device))
+    slots = [one.conv, one.memory, other.conv, other.memory]
+    copies = [one.copy(slot) for slot in slots]
+    state.commit_slots(OPS, b, commit, slots)
+    for slot, copy in zip(slots, copies, strict=True):
+        OPS.commit_slot(b, commit, copy)
+        close(slot.state, copy.state)
+
+
+def test_entries_of_accepted_rows_move(device):
+    rng = torch.Generator().manual_seed(2)
+    regions = []
+    for dtype, width in ((torch.float16, 6), (torch.float32, 3), (torch.float16, 5)):
+        fields = {name: torch.randn(20, 4, 1, width, generator=rng).to(device, dtype) for name in ("k", "v")}
+        regions.append(Region("r", "full", fields, 4))
+    table = {"full": SeqTable((3, 7, 1, 12), (0, 4, 12, 16))}, {"full": SeqTable((9, 0), (0, 4))}
+    rows = RowSet(0, 12, [1] * 6, table[0], parents=[-1, 0, 0, 2, 3, 4]), RowSet(1, 2, [1, 1], table[1])
+    b = make_batch("held", list(rows), device=str(device))
+    path = torch.tensor([[0, 2, 3, 4, 5], [0, 1, 0, 0, 0]], dtype=torch.int32, device=device)
+    commit = Commit(path, torch.tensor([5, 2], dtype=torch.int32, device=device))
+    copies = [evolve(r, fields={name: t.clone() for name, t in r.fields.items()}) for r in regions]
+    state.commit_pages(OPS, b, commit, regions)
+    OPS.commit_pages(b, commit, copies)
+    for mine, theirs in zip(regions, copies, strict=True):
+        for name, page in theirs.fields.items():
+            assert torch.equal(mine.fields[name], page)
