@@ -25,13 +25,18 @@ from luce_core.errors import EngineError, UsageError
 from luce_core.options import Options
 from luce_core.pipeline import Observers
 from luce_core.plan import block_formats, make_plan, suppliers
+from luce_core.plan_media import media_processor
 from luce_core.registry import Registry, Supplied
 
 if TYPE_CHECKING:
+    from luce_core.core_options import CoreOptions
     from luce_core.engine.engine import LuceEngine
     from luce_core.gguf import GgufHeader
+    from luce_core.media.fetch import Rule
+    from luce_core.media.reader import ImageReader
     from luce_core.pipeline import Pipeline
     from luce_core.server.service import GenerationService, ModelFace
+    from luce_core.text import Tokenizer
 
 Observer = Callable[[RequestRecord], None]
 
@@ -71,6 +76,7 @@ def plan_model(session: Session, options: Options) -> Planned:
     """Find the model (pulling it if it is a name) and plan it. Raises PlanError with every problem."""
     from luce_core.gguf import read_header
 
+    image_hosts(options.core)  # a typing error should cost nobody a load
     path = session.model_path(options)
     header = read_header(path, block_formats(session.registry))
     named = options.core.model or DEFAULT_MODEL
@@ -186,6 +192,7 @@ def _face(options: Options, planned: Planned, registry: Registry) -> ModelFace:
         ),
         parts=tuple(_part(key, found) for key, found in suppliers(planned.plan, registry).items()),
         max_tokens=core.max_tokens or None,
+        images=image_reader(options, planned.plan, registry, tokenizer),
         template_kwargs=template_kwargs(options, chat),
         details={
             "architecture": spec.arch,
@@ -202,6 +209,39 @@ def _part(key: str, found: Supplied[Any]) -> dict[str, str]:
     equivalence = getattr(found.value, "equivalence", None)
     answers = "the model itself" if equivalence is None else equivalence.value
     return {"kind": kind, "name": name, "plugin": found.plugin, "answers": answers}
+
+
+def image_reader(
+    options: Options, plan: BackendPlan, registry: Registry, tokenizer: Tokenizer
+) -> ImageReader | None:
+    """What reads the images of requests; None where the plan has no encoder."""
+    processor = media_processor(plan, registry)
+    if processor is None:
+        return None
+    from luce_core.media.fetch import Fetcher
+    from luce_core.media.reader import ImageReader
+
+    core = options.core
+    placeholder = tokenizer.token_id(processor.placeholder)
+    if placeholder is None:
+        raise AssertionError(f"planned with a tokenizer that has no {processor.placeholder!r}")
+    rules = image_hosts(core)
+    return ImageReader(
+        processor,
+        placeholder,
+        max_images=core.max_images,
+        fetcher=Fetcher(rules) if rules else None,
+    )
+
+
+def image_hosts(core: CoreOptions) -> tuple[Rule, ...]:
+    """Hosts images may be fetched from. UsageError for what is none."""
+    from luce_core.media.fetch import OPTION, Rule
+
+    try:
+        return tuple(Rule.parse(text) for text in core.allow_image_urls)
+    except ValueError as error:
+        raise UsageError(f"{OPTION}: {error}.") from None
 
 
 def template_metadata(metadata: Mapping[str, Any], chosen: Path | None) -> Mapping[str, Any]:

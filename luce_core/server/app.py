@@ -111,6 +111,7 @@ async def props(request: Request) -> Response:
             "model_alias": face.id,
             "build_info": f"luce-core {luce_core.__version__}",
             "n_ctx": face.context,
+            "modalities": {"vision": face.images is not None, "audio": False},
             "chat_template": face.template.source,
             "default_generation_settings": {
                 "temperature": face.defaults.temperature,
@@ -135,6 +136,8 @@ def _card(service: GenerationService) -> dict[str, Any]:
         "owned_by": "luce-core",
         "context_length": face.context,
         "max_model_len": face.context,
+        "input_modalities": ["text", "image"] if face.images is not None else ["text"],
+        "output_modalities": ["text"],
         "meta": dict(face.details),
     }
 

@@ -85,8 +85,9 @@ class ChatRequest(SamplingFields):
 async def parse(request: Request, service: GenerationService) -> tuple[ChatRequest, list[Generation]]:
     """Body → validated request and the generations it asks for, one per choice. Raises RequestError."""
     body = await read_fields(request, ChatRequest)
+    media = await service.images_of(body.messages)
     prompt = await asyncio.to_thread(
-        service.chat, body.messages, body.wants_tools(), body.chat_template_kwargs, body.thinking()
+        service.chat, body.messages, body.wants_tools(), body.chat_template_kwargs, body.thinking(), media
     )
     service.check_room(prompt.ids)
     limits = (body.max_completion_tokens, body.max_tokens, service.face.max_tokens)
@@ -97,7 +98,10 @@ async def parse(request: Request, service: GenerationService) -> tuple[ChatReque
         request, prompt.ids, params, max_tokens=limit, api="chat", prompt_logprobs=body.prompt_logprobs
     )
     one_call = body.parallel_tool_calls is False
-    return body, [evolve(one, turn=prompt.turn, one_call=one_call) for one in wanted]
+    return body, [
+        evolve(one, turn=prompt.turn, media=prompt.media, keys=prompt.keys, one_call=one_call)
+        for one in wanted
+    ]
 
 
 async def chat_completions(request: Request) -> Response:

@@ -117,14 +117,17 @@ REFINED: dict[tuple[type[BaseModel], str], Any] = {
 
 async def openapi(request: Request) -> Response:
     """`GET /openapi.json`."""
-    settings = request.app.state.settings
-    return JSONResponse(document(bool(settings.api_keys or settings.api_key_file)))
+    settings, face = request.app.state.settings, request.app.state.service.face
+    guarded = bool(settings.api_keys or settings.api_key_file)
+    return JSONResponse(document(guarded, face.images is not None))
 
 
 @cache
-def document(guarded: bool) -> dict[str, Any]:
-    """The document. guarded: keys are asked for."""
+def document(guarded: bool, images: bool = False) -> dict[str, Any]:
+    """The document. guarded: keys are asked for. images: messages may have some."""
     schemas, refs = _schemas()
+    if not images:
+        _without_images(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for one in OPERATIONS:
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, refs, guarded)
@@ -145,6 +148,23 @@ def document(guarded: bool) -> dict[str, Any]:
             },
         },
     }
+
+
+def _without_images(schemas: dict[str, Any]) -> None:
+    """A server that reads no images answers them with a 400, so they are none of its shapes."""
+    gone = {kind.__name__ for kind in (shapes.ImagePart, shapes.ImageUrl)}
+    for name in gone:
+        del schemas[name]
+    refs = [{"$ref": REF.format(model=name)} for name in gone]
+    queue: list[Any] = [schemas]
+    while queue:
+        item = queue.pop()
+        if isinstance(item, dict):
+            if isinstance(item.get("anyOf"), list):
+                item["anyOf"] = [one for one in item["anyOf"] if one not in refs]
+            queue += item.values()
+        elif isinstance(item, list):
+            queue += item
 
 
 def _operation(one: Operation, refs: dict[Any, dict[str, Any]], guarded: bool) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from luce_core.contracts import (
     Done,
     GenerationChannel,
     GenerationRequest,
+    Media,
+    MediaSpan,
     RequestRecord,
     SamplingParams,
     Start,
@@ -26,12 +28,14 @@ from luce_core.contracts import (
     Thinking,
 )
 from luce_core.errors import ContextOverflow, RequestError
+from luce_core.media import ImageReader, place
 from luce_core.server.answers import Answers, Choice
 from luce_core.server.mailbox import Mailbox
 from luce_core.server.metrics import Metrics
 from luce_core.text import ChatTemplate, Tokenizer, normalize_messages
 from luce_core.text.chat_formats import PLAIN
 from luce_core.text.fold import TextFold
+from luce_core.text.messages import image_parts
 from luce_core.text.tools import function_tools, schemas_of
 
 log = logging.getLogger("luce_core.server")
@@ -54,6 +58,8 @@ class ModelFace:
     """Length of an answer when the request names none; None = up to the context."""
     chat: ChatFormat = PLAIN
     """How thoughts and calls are written."""
+    images: ImageReader | None = None
+    """None: messages may have no images."""
     template_kwargs: Mapping[str, Any] = Factory(dict)
     """Template variables where the request names none, e.g. `enable_thinking`."""
     details: Mapping[str, Any] = Factory(dict)
@@ -81,6 +87,9 @@ class Generation:
     """Seconds it may take from here; None = any."""
     prompt_logprobs: int | None = None
     """Alternatives reported with each token of the prompt; None = it is not scored."""
+    media: tuple[MediaSpan, ...] = ()
+    keys: tuple[int, ...] = ()
+    """Of the prompt in the prefix cache, where it has images."""
     turn: ChatTurn | None = None
     """Of a conversation; None = the answer is plain text."""
     one_call: bool = False
@@ -93,6 +102,9 @@ class ChatPrompt:
 
     ids: tuple[int, ...]
     turn: ChatTurn
+    media: tuple[MediaSpan, ...] = ()
+    keys: tuple[int, ...] = ()
+    """One per id where there are images."""
 
 
 class GenerationService:
@@ -115,19 +127,31 @@ class GenerationService:
         self.observers = (*observers, self.metrics.observe)
         self._mail: Mailbox | None = None
 
+    async def images_of(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Media, ...]:
+        """The images of a conversation, fetched and decoded off the loop. Raises RequestError."""
+        images = self.face.images
+        if images is None or not image_parts(messages):
+            return ()  # where images cannot be, `chat` says so
+        return await asyncio.get_running_loop().run_in_executor(images.threads, images.read, messages)
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         thinking: Thinking | None = None,
+        media: Sequence[Media] = (),
     ) -> ChatPrompt:
-        """Render and tokenize a conversation. CPU-bound: call it off the loop. Raises RequestError."""
+        """Render and tokenize a conversation. CPU-bound: call it off the loop. Raises RequestError.
+
+        media: what `images_of` made of it.
+        """
         face = self.face
         functions = function_tools(tools or ())
         wish = face.chat.template_kwargs(thinking or Thinking())
         variables = {**face.template_kwargs, **wish, **(kwargs or {})}
-        normal, shown = normalize_messages(messages), functions or None
+        seen = face.images is not None
+        normal, shown = normalize_messages(messages, images=seen), functions or None
         segments = face.chat.render(normal, shown, variables)
         if segments is None:
             segments = face.template.render(normal, tools=shown, kwargs=variables)
@@ -136,7 +160,11 @@ class GenerationService:
         if face.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             ids = [bos, *ids]
         tail = "".join(segment.text for segment in segments[-TAIL_SEGMENTS:])[-TAIL_CHARS:]
-        return ChatPrompt(tuple(ids), ChatTurn(tail, schemas_of(functions)))
+        turn = ChatTurn(tail, schemas_of(functions))
+        if face.images is None:
+            return ChatPrompt(tuple(ids), turn)
+        placed = place(ids, face.images.placeholder, media)
+        return ChatPrompt(placed.ids, turn, placed.media, placed.keys)
 
     def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]
@@ -203,6 +231,8 @@ class GenerationService:
             priority=wanted.priority,
             tenant=wanted.tenant,
             deadline_s=wanted.deadline_s,
+            media=wanted.media,
+            keys=wanted.keys,
             prompt_logprobs=wanted.prompt_logprobs,
         )
 

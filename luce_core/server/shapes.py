@@ -32,7 +32,21 @@ class RefusalPart(TypedDict):
     refusal: str
 
 
-Content = str | list[str | TextPart | RefusalPart] | None
+class ImageUrl(TypedDict):
+    __pydantic_config__ = DOCUMENTED  # type: ignore[misc]
+    url: Annotated[str, Field(pattern="^(data:|https?://)")]
+    """A data URL; where the server allows the host (`--allow-image-urls`) also http and https."""
+
+
+class ImagePart(TypedDict):
+    """PNG, JPEG, WebP or GIF."""
+
+    type: Literal["image_url", "input_image"]
+    image_url: str | ImageUrl
+
+
+TextContent = str | list[str | TextPart | RefusalPart] | None
+Content = str | list[str | TextPart | RefusalPart | ImagePart] | None
 
 
 class FunctionCall(TypedDict):
@@ -57,7 +71,7 @@ class ChatMessage(TypedDict):
     name: NotRequired[str | None]
     tool_call_id: NotRequired[str | None]
     tool_calls: NotRequired[list[ToolCall] | None]
-    reasoning_content: NotRequired[Content]
+    reasoning_content: NotRequired[TextContent]
     """What an assistant thought before it answered."""
 
 
@@ -117,6 +131,8 @@ class ModelCard(TypedDict):
     owned_by: str
     context_length: int
     max_model_len: int
+    input_modalities: list[Literal["text", "image"]]
+    output_modalities: list[Literal["text"]]
     meta: dict[str, Any]
 
 
@@ -141,10 +157,16 @@ class PartAnswer(TypedDict):
     answers: str
 
 
+class Modalities(TypedDict):
+    vision: bool
+    audio: bool
+
+
 class PropsAnswer(TypedDict):
     model_alias: str
     build_info: str
     n_ctx: int
+    modalities: Modalities
     chat_template: str
     default_generation_settings: DefaultSettings
     parts: list[PartAnswer]

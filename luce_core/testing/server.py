@@ -13,6 +13,7 @@ from attrs import frozen
 from luce_core.contracts import ChatContext, ChatFormat, GenerationChannel, RequestRecord, SamplingParams
 from luce_core.engine.engine import LuceEngine
 from luce_core.engine.local import LocalChannel
+from luce_core.media import ImageReader
 from luce_core.pipeline import Pipeline
 from luce_core.server.app import build_app
 from luce_core.server.connection import Limits, http_options
@@ -62,6 +63,7 @@ def serving(
     max_answers: int | None = None,
     tls: TlsFiles | None = None,
     chat: ChatFormat | None = None,
+    images: ImageReader | None = None,
     **config: Any,
 ) -> Iterator[Served]:
     """Serve `pipeline` on a free port of the loopback until the block ends.
@@ -79,6 +81,7 @@ def serving(
         tokenizer=tokenizer,
         template=template,
         chat=auto(context) if chat is None else chat,
+        images=images,
         created=1_700_000_000,
         defaults=defaults or SamplingParams(),
     )

@@ -104,10 +104,25 @@ def _part(part: Any, where: str, images: bool) -> dict[str, Any]:
         return {"type": "text", "text": _string(part.get(_TEXT_PARTS[kind]), f"{where}.{_TEXT_PARTS[kind]}")}
     if kind in _IMAGE_PARTS:
         if not images:
-            wanted = "'text': this model reads no images"
+            wanted = "'text': this server reads no images, as it was started without --mmproj"
             raise _bad(f"{where}.type", repr(kind), wanted, code="image_unsupported")
         return {"type": "image"}
     raise _bad(f"{where}.type", repr(kind), "'text'" + (" or 'image_url'" if images else ""))
+
+
+def image_parts(raw: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The images among the parts of messages: (place in the body, part), in the order in which
+    `normalize_messages` has them. What is no message is left to that.
+    """
+    found = []
+    for index, message in enumerate(raw):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, (list, tuple)):
+            continue
+        for place, part in enumerate(content):
+            if isinstance(part, Mapping) and part.get("type") in _IMAGE_PARTS:
+                found.append((f"messages[{index}].content[{place}]", part))
+    return found
 
 
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
