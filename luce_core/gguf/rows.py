@@ -20,8 +20,8 @@ from luce_core.gguf.header import TensorInfo
 
 ROW_CACHE_BYTES: Final = 16 << 20
 """Rows of one table kept in memory, overhead included: frequent n-grams come again within a text."""
-ENTRY_BYTES: Final = 160
-"""What keeping a row takes beside its bytes: a key, a bytes object, their entry."""
+ENTRY_BYTES: Final = 272
+"""What keeping a row takes beside its bytes at most: a number, a bytes object, their entry (CPython 3.11)."""
 
 
 class RowReader:

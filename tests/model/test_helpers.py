@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from luce_core.contracts import StoredSize
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import read_header
 from luce_core.model.helpers import rope_spec, unit_norm
@@ -325,3 +326,15 @@ def test_reading_metadata_imports_no_torch():
     probe = "import sys, luce_core.model.metadata, luce_core.ops; print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
+
+
+def test_weight_totals_leave_out_what_stays_in_the_file(tmp_path):
+    tensors = {"x.weight": np.zeros((4, 4), np.float32), "t.weight": np.zeros((5, 4), np.float32)}
+    header = header_of(tmp_path, tensors=tensors)
+    plain, totals = weight_totals(header), weight_totals(header, stored=["t.weight"])
+    assert totals.stored == {"t.weight": StoredSize(20, 80)}
+    assert plain.parameters - totals.parameters == 20
+    assert plain.weight_bytes - totals.weight_bytes == plain.active_bytes - totals.active_bytes == 80
+    assert not plain.stored
+    with pytest.raises(ModelFormatError, match="'absent' is missing"):
+        weight_totals(header, stored=["absent"])

@@ -200,3 +200,23 @@ def test_experts_that_do_not_fit_are_named(weights, changes, message):
 def test_a_tensor_that_does_not_fit_is_named(weights, changes, use, message):
     with pytest.raises(ModelFormatError, match=message):
         use(weights(changes))
+
+
+def test_a_stored_matrix_is_read_by_row_and_never_packed(weights, tensors):
+    packed, seen = [], []
+
+    def pack(ops, raw):
+        packed.append(raw.name)
+        return raw
+
+    found = weights(
+        ops=build_ops({"pack_linear": pack}), progress=lambda done, total: seen.append((done, total))
+    )
+    table = found.stored("token_embd")
+    assert (table.name, table.num_rows, table.width) == ("token_embd.weight", 12, 8)
+    np.testing.assert_array_equal(table.read(np.array([3, 11])), tensors["token_embd.weight"][[3, 11]])
+    assert found.stored("token_embd") is table
+    assert packed == []
+    assert [done for done, _ in seen] == [12 * 8 * 4]  # it counts as done: nothing of it is left to load
+    with pytest.raises(ModelFormatError, match=r"'absent.weight' is missing"):
+        found.stored("absent")

@@ -79,6 +79,23 @@ def test_pre_alone_collapses_the_streams():
         torch.testing.assert_close(x[row].double(), want, rtol=1e-5, atol=1e-5)
 
 
+def test_gates_and_collapse_are_what_streams_in_does_at_once():
+    w, h = spec_of(), numbers(ROWS, N, WIDTH, seed=5)
+    x, mix = OPS.streams_in(h, w)
+    pre, same = OPS.streams_gates(h, w)
+    assert torch.equal(mix, same)
+    assert torch.equal(OPS.streams_collapse(h, pre), x)
+    for row in range(ROWS):
+        want = parts_by_loops(h[row], w)[0]
+        torch.testing.assert_close(pre[row].double(), torch.tensor(want).double(), rtol=1e-5, atol=1e-5)
+
+
+def test_streams_may_be_collapsed_by_the_gates_of_others():
+    h, pre = numbers(ROWS, N, WIDTH, seed=5), numbers(ROWS, N, seed=9)
+    want = [[float(pre[t].double() @ h[t, :, e].double()) for e in range(WIDTH)] for t in range(ROWS)]
+    torch.testing.assert_close(OPS.streams_collapse(h, pre), torch.tensor(want), rtol=1e-5, atol=1e-5)
+
+
 def test_sinkhorn_ends_doubly_stochastic():
     m = OPS.sinkhorn(numbers(7, N, N), 20, EPS)
     torch.testing.assert_close(m.sum(1), torch.ones(7, N), atol=1e-5, rtol=0)

@@ -19,6 +19,7 @@ from luce_core.contracts import (
     PartSpec,
     Slot,
     StateLayout,
+    StoredSize,
 )
 from luce_core.gguf import read_header
 from luce_core.options import load_options
@@ -64,6 +65,7 @@ def describe(header, cache):
         weight_bytes=1250,
         active_bytes=1000,
         details={"asked": cache.context, "types": (cache.k_type, cache.v_type)},
+        stored={f"t.{n}": StoredSize(10**12, 10**12) for n in range(header.uint("glim.tables", 0))},
     )
 
 

@@ -19,6 +19,7 @@ from luce_core.contracts import (
     StateLayout,
 )
 from luce_core.errors import PlanError
+from luce_core.gguf.rows import ROW_CACHE_BYTES
 from luce_core.plan import state_sizes
 from luce_core.plan_memory import SWAPPED, Demand, fit, roofline, strides_block, weight_bytes
 
@@ -237,6 +238,17 @@ def test_weights_take_their_bytes_where_a_layer_packs_them(plan):
     spec = reference.models[0].spec
     other = OpLayer("o", (OpImpl("linear", "m:l"),), Equivalence.BITS)
     assert weight_bytes(spec, [other])[0] == 4000
+
+
+def test_tables_that_stay_in_the_file_cost_the_rows_that_are_kept(plan, model):
+    """A terabyte each; nothing of it is weights, nor read per token."""
+    without, made = plan(), plan(header=model(tables=2))
+    rows = [item for item in made.claims if item.owner == "rows of target read from its file"]
+    assert [(item.device, item.num_bytes, item.floor_bytes) for item in rows] == [
+        ("cpu", 2 * ROW_CACHE_BYTES, 2 * ROW_CACHE_BYTES)
+    ]
+    assert [item for item in made.claims if item not in rows] == list(without.claims)
+    assert roofline(made) == roofline(without)
 
 
 def test_the_roofline_is_bandwidth_over_bytes(plan, model):

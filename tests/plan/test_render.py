@@ -57,6 +57,14 @@ def test_every_part_is_named_with_its_plugin_and_class(planned):
     assert "model.gguf: glim, 0.0 M parameters" in shown
 
 
+def test_what_stays_in_the_file_is_said(arch, model):
+    registry = from_modules([arch()])
+    options = load_options(registry, {"ctx_size": 64}, {}, [])
+    shown = text(render_plan(make_plan(options, model(tables=2), registry, [CPU]), registry))
+    said = "2,000,000.0 M parameters more, 1862.6 GiB, stay in the file and are read by row"
+    assert said in " ".join(shown.split())
+
+
 def test_every_claim_is_a_line_and_the_total_adds_up(planned):
     plan, registry = planned
     shown = text(render_plan(plan, registry))
