@@ -271,6 +271,9 @@ def _keys_of(hook: str, item: Any) -> list[str]:
             raise Refused("broken", f"{item.name if hasattr(item, 'name') else item.names}: {attribute} is "
                                      f"{factory!r}, wanted 'module:callable'")
     if isinstance(item, ArchSpec):
+        if item.geometries and not FACTORY.fullmatch(item.geometries):
+            raise Refused("broken", f"{item.names}: geometries is {item.geometries!r}, wanted "
+                                     "'module:callable'")
         return [f"arch.{name}" for name in item.names]
     if isinstance(item, PartSpec):
         if item.layout and not (item.kind == "drafter" and FACTORY.fullmatch(item.layout)):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
@@ -88,6 +88,19 @@ def pull_progress(name: str) -> Iterator[Progress]:
         yield report
     finally:
         bar.stop()
+
+
+@contextmanager
+def byte_progress(name: str) -> Iterator[Callable[[int, int], None]]:
+    """The bar of something that is (bytes done, bytes in all); nothing where nobody watches."""
+    shown = errors()
+    if not shown.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bar(*columns, TimeRemainingColumn(), console=shown, transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _stage_lines(name: str) -> Progress:

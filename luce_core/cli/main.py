@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, Builtin] = {
     "run": Builtin("run", "Chat with a model in the terminal."),
     "bench": Builtin("bench", "Measure a model or a server, and say what on."),
     "pull": Builtin("pull", "Fetch a model of the catalogue, or list them."),
+    "synth": Builtin("synth", "Write a model of random weights in a published size, to measure with."),
     "plan": Builtin("plan", "Show what would run where, and what it takes, without loading anything."),
     "inspect": Builtin("inspect", "Show what is in a GGUF file and which plugin serves it."),
     "devices": Builtin("devices", "List the devices the installed plugins see."),

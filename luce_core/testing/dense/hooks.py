@@ -15,4 +15,11 @@ def luce_plugin_info() -> PluginInfo:
 
 @hookimpl
 def luce_register_archs() -> list[ArchSpec]:
-    return [ArchSpec(("dense",), f"{HERE}.describe:describe", f"{HERE}.network:build")]
+    return [
+        ArchSpec(
+            names=("dense",),
+            describe=f"{HERE}.describe:describe",
+            build=f"{HERE}.network:build",
+            geometries=f"{HERE}.geometries:geometries",
+        )
+    ]

@@ -18,6 +18,7 @@ def luce_register_archs() -> list[ArchSpec]:
             names=("bailingmoe3",),
             describe="luce_arch_bailing.describe:describe",
             build="luce_arch_bailing.network:build",
+            geometries="luce_arch_bailing.geometries:geometries",
             chat=("bailing",),
         )
     ]

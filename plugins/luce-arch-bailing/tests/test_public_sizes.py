@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from luce_arch_bailing import hooks
 from luce_arch_bailing.describe import describe
+from luce_arch_bailing.geometries import FLASH, VOCAB, geometries, shapes_of, with_prefix
 
+from luce_core import synth
 from luce_core.cache.layout import log_bytes, slot_bytes, token_bytes
 from luce_core.contracts import CacheOptions, DeviceInfo, Equivalence, OpImpl, OpLayer, StateSizes
 from luce_core.errors import ModelFormatError
@@ -14,47 +16,12 @@ from luce_core.options import load_options
 from luce_core.plan import make_plan, state_sizes
 from luce_core.plugins import from_modules
 from luce_core.testing.fake_plugins import make_plugin
-from luce_core.testing.gguf_header import q4_k_m, write_header
+from luce_core.testing.gguf_header import write_header
 
-VOCAB = 157184
 GIB = 1 << 30
 DEVICE = DeviceInfo("cpu", "a large CPU", 400 * GIB, 100e9, frozenset({"cpu"}), provenance="made up")
 PACKS = OpLayer("packs", (OpImpl("pack_linear", "nowhere:f"),), Equivalence.ROUNDING, frozenset({"cpu"}))
 A = "bailingmoe3."
-FLASH = {
-    "block_count": 42,
-    "context_length": 262144,
-    "embedding_length": 2560,
-    "feed_forward_length": 6144,
-    "vocab_size": VOCAB,
-    "attention.head_count": 32,
-    "attention.head_count_kv": [int((layer + 1) % 6 == 0) for layer in range(42)],
-    "attention.key_length": 576,
-    "attention.value_length": 128,
-    "attention.key_length_mla": 192,
-    "attention.value_length_mla": 128,
-    "attention.kv_lora_rank": 512,
-    "attention.layer_norm_rms_epsilon": 1e-6,
-    "rope.dimension_count": 64,
-    "rope.freq_base": 6e6,
-    "ssm.conv_kernel": 4,
-    "kda.head_dim": 128,
-    "kda.safe_gate": True,
-    "kda.gate_lower_bound": -5.0,
-    "expert_count": 512,
-    "expert_used_count": 8,
-    "expert_shared_count": 1,
-    "expert_group_count": 8,
-    "expert_group_used_count": 4,
-    "expert_feed_forward_length": 768,
-    "expert_shared_feed_forward_length": 768,
-    "expert_gating_func": 2,
-    "expert_weights_norm": True,
-    "expert_weights_scale": 2.5,
-    "leading_dense_block_count": 2,
-    "swiglu_clamp_exp": [0.0] * 40 + [10.0] * 2,
-    "swiglu_clamp_shexp": [0.0] * 40 + [10.0] * 2,
-}
 SMALL = FLASH | {
     "block_count": 3,
     "embedding_length": 32,
@@ -80,69 +47,14 @@ SMALL = FLASH | {
 }
 
 
-def shapes_of(keys):
-    """Every tensor of such a file, as the table of the converter's names has them. Torch order."""
-    width, vocab, heads = keys["embedding_length"], keys["vocab_size"], keys["attention.head_count"]
-    shapes = {"token_embd": (vocab, width), "output_norm": (width,), "output": (vocab, width)}
-    for layer in range(keys["block_count"]):
-        own = {"attn_norm": (width,), "ffn_norm": (width,)}
-        latent = keys["attention.head_count_kv"][layer] > 0
-        own |= _latent(keys, width, heads) if latent else _kda(keys, width, heads)
-        if layer < keys["leading_dense_block_count"]:
-            own |= _mlp(width, keys["feed_forward_length"])
-        else:
-            count = keys["expert_count"]
-            own |= {"ffn_gate_inp": (count, width), "exp_probs_b.bias": (count,)}
-            own |= _mlp(width, keys["expert_feed_forward_length"], "_exps", (count,))
-            own |= _mlp(width, keys["expert_shared_feed_forward_length"], "_shexp")
-        shapes |= {f"blk.{layer}.{name}": shape for name, shape in own.items()}
-    bare = ("ssm_a", ".bias")
-    return {name if name.endswith(bare) else f"{name}.weight": shape for name, shape in shapes.items()}
-
-
-def _kda(keys, width, heads):
-    inner = heads * keys["kda.head_dim"]
-    conv = {f"ssm_conv1d_{name}": (1, inner, 1, keys["ssm.conv_kernel"]) for name in "qkv"}
-    names = ("attn_q", "attn_k", "attn_v", "ssm_f_a", "ssm_g_a")
-    rest = {"ssm_dt.bias": (inner,), "ssm_a": (heads, 1), "ssm_beta": (heads, width)}
-    return {**dict.fromkeys(names, (inner, width)), **conv, **rest} | {
-        "ssm_norm": (keys["kda.head_dim"],),
-        "attn_output": (width, inner),
-    }
-
-
-def _latent(keys, width, heads):
-    latent, dim = keys["attention.kv_lora_rank"], keys["attention.key_length_mla"]
-    value, rope = keys["attention.value_length_mla"], keys["rope.dimension_count"]
-    if rank := keys.get("attention.q_lora_rank", 0):
-        queries = {"attn_q_a": (rank, width), "attn_q_a_norm": (rank,), "attn_q_b": (heads * dim, rank)}
-    else:
-        queries = {"attn_q": (heads * dim, width)}
-    return queries | {
-        "attn_kv_a_mqa": (latent + rope, width),
-        "attn_kv_a_norm": (latent,),
-        "attn_k_b": (heads, latent, dim - rope),
-        "attn_v_b": (heads, value, latent),
-        "attn_gate": (heads, width),
-        "attn_output": (width, heads * value),
-    }
-
-
-def _mlp(width, ffn, end="", stack=()):
-    return {
-        f"ffn_gate{end}": (*stack, ffn, width),
-        f"ffn_up{end}": (*stack, ffn, width),
-        f"ffn_down{end}": (*stack, width, ffn),
-    }
-
-
-def format_of(name, shape):
-    return "F32" if shape[-1] % 32 else q4_k_m(name, shape)
-
-
 def header_of(folder, keys, shapes=None):
-    metadata = {"general.architecture": "bailingmoe3", **{A + key: value for key, value in keys.items()}}
-    path = write_header(folder / "m.gguf", metadata, shapes or shapes_of(keys), format_of)
+    return read_header(write_header(folder / "m.gguf", with_prefix(keys), shapes or shapes_of(keys)))
+
+
+def flash_of(folder):
+    (flash,) = (geometry for geometry in geometries() if geometry.name == "ling-3.0-flash")
+    path = folder / "flash.gguf"
+    synth.write(flash, "q4_k_m", path, header_only=True, tokenizer=False)
     return read_header(path)
 
 
@@ -152,7 +64,7 @@ def described(folder, keys, shapes=None):
 
 def test_flash(tmp_path):
     """Parameters as counted by hand of the published checkpoint; state as its geometry gives it."""
-    header = header_of(tmp_path, FLASH)
+    header = flash_of(tmp_path)
     spec = describe(header, CacheOptions(0))
     assert round(spec.parameters / 1e9, 3) == 124.414
     assert (spec.num_layers, spec.context, spec.hidden, spec.tree) == (42, 262144, 2560, "any")
@@ -165,18 +77,20 @@ def test_flash(tmp_path):
 
 
 def test_a_token_of_flash_reads_eight_experts_of_512(tmp_path):
-    spec = described(tmp_path, FLASH)
-    # Q4_K: 144 bytes per 256 weights. The table is read by row.
+    spec = describe(flash_of(tmp_path), CacheOptions(0))
+    # Q4_K: 144 bytes per 256 weights, 210 in the down matrices of some layers. The table is read by row.
     expert = 3 * 768 * 2560 * 144 // 256
-    table = VOCAB * 2560 * 210 // 256
-    assert spec.weight_bytes - spec.active_bytes == 40 * (512 - 8) * expert + table
-    assert 4.5 < 8 * spec.weight_bytes / spec.parameters < 4.6
+    wide = sum(1 for layer in range(2, 42) if layer < 5 or layer >= 36 or (layer - 5) % 3 == 2)
+    wider = wide * 768 * 2560 * (210 - 144) // 256
+    table = VOCAB * 2560 * 144 // 256
+    assert spec.weight_bytes - spec.active_bytes == (512 - 8) * (40 * expert + wider) + table
+    assert 4.5 < 8 * spec.weight_bytes / spec.parameters < 5
 
 
 def test_the_plan_counts_every_byte_of_state(tmp_path):
     rig = make_plugin("rig", luce_register_devices=[DEVICE], luce_register_ops=[PACKS], luce_extend_plan=list)
     registry = from_modules([hooks, rig])
-    header = header_of(tmp_path, FLASH)
+    header = flash_of(tmp_path)
     asked = {"model": str(header.path), "ctx_size": "16384", "max_sequences": "2", "op_layer": "packs"}
     plan = make_plan(load_options(registry, asked, {}, ()), header, registry, [DEVICE])
     spec, sizes = plan.models[0].spec, state_sizes(plan)

@@ -18,6 +18,7 @@ def luce_register_archs() -> list[ArchSpec]:
             names=("deepseek4",),
             describe="luce_arch_deepseek4.describe:describe",
             build="luce_arch_deepseek4.network:build",
+            geometries="luce_arch_deepseek4.geometries:geometries",
             chat=("deepseek4",),
         ),
         ArchSpec(

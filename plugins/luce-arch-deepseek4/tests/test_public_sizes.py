@@ -7,7 +7,9 @@ from __future__ import annotations
 import pytest
 from luce_arch_deepseek4 import hooks
 from luce_arch_deepseek4.describe import describe
+from luce_arch_deepseek4.geometries import FLASH, VOCAB, geometries, shapes_of, with_prefix
 
+from luce_core import synth
 from luce_core.cache.layout import block_bytes, slot_bytes, snapshot_bytes, token_bytes
 from luce_core.contracts import CacheOptions, DeviceInfo, Equivalence, Group, OpImpl, OpLayer, StateSizes
 from luce_core.errors import ModelFormatError
@@ -20,47 +22,6 @@ from luce_core.testing.gguf_header import write_header
 
 A = "deepseek4."
 GIB = 1 << 30
-VOCAB = 129280
-FLASH = {
-    "block_count": 43,
-    "context_length": 1048576,
-    "embedding_length": 4096,
-    "vocab_size": VOCAB,
-    "attention.head_count": 64,
-    "attention.head_count_kv": 1,
-    "attention.key_length": 512,
-    "attention.value_length": 512,
-    "attention.q_lora_rank": 1024,
-    "attention.sliding_window": 128,
-    "attention.compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
-    "attention.compress_rope_freq_base": 16e4,
-    "attention.layer_norm_rms_epsilon": 1e-6,
-    "attention.output_group_count": 8,
-    "attention.output_lora_rank": 1024,
-    "attention.indexer.head_count": 64,
-    "attention.indexer.key_length": 128,
-    "attention.indexer.top_k": 512,
-    "rope.dimension_count": 64,
-    "rope.freq_base": 1e4,
-    "rope.scaling.type": "yarn",
-    "rope.scaling.factor": 16.0,
-    "rope.scaling.original_context_length": 65536,
-    "rope.scaling.yarn_beta_fast": 32.0,
-    "rope.scaling.yarn_beta_slow": 1.0,
-    "hyper_connection.count": 4,
-    "hyper_connection.sinkhorn_iterations": 20,
-    "hyper_connection.epsilon": 1e-6,
-    "hash_layer_count": 3,
-    "expert_count": 256,
-    "expert_used_count": 6,
-    "expert_shared_count": 1,
-    "expert_feed_forward_length": 2048,
-    "expert_gating_func": 4,
-    "expert_weights_norm": True,
-    "expert_weights_scale": 1.5,
-    "swiglu_clamp_exp": [10.0] * 43,
-    "swiglu_clamp_shexp": [10.0] * 43,
-}
 SMALL = FLASH | {
     "block_count": 3,
     "embedding_length": 32,
@@ -87,82 +48,20 @@ DEVICE = DeviceInfo("cpu", "a large CPU", 400 * GIB, 100e9, frozenset({"cpu"}), 
 PACKS = OpLayer("packs", (OpImpl("pack_linear", "nowhere:f"),), Equivalence.ROUNDING, frozenset({"cpu"}))
 
 
-def shapes_of(keys):
-    """Every tensor of such a file, as the table of the converter's names has them. Torch order."""
-    width, vocab, n = keys["embedding_length"], keys["vocab_size"], keys["hyper_connection.count"]
-    shapes = {"token_embd": (vocab, width), "output_norm": (width,), "output": (vocab, width)}
-    shapes |= {"output_hc_fn": (n, n * width), "output_hc_base": (n,), "output_hc_scale": (1,)}
-    for layer in range(keys["block_count"]):
-        own = _attention(keys, keys["attention.compress_ratios"][layer])
-        for name in ("hc_attn", "hc_ffn"):
-            mixed = n + n + n * n
-            own |= {f"{name}_fn": (mixed, n * width), f"{name}_base": (mixed,), f"{name}_scale": (3,)}
-        own |= _experts(keys, layer < keys["hash_layer_count"])
-        shapes |= {f"blk.{layer}.{name}": shape for name, shape in own.items()}
-    return {name if ".bias" in name else f"{name}.weight": shape for name, shape in shapes.items()}
-
-
-def _attention(keys, ratio):
-    width, dim, rank = keys["embedding_length"], keys["attention.key_length"], keys["attention.q_lora_rank"]
-    heads, groups = keys["attention.head_count"], keys["attention.output_group_count"]
-    low = groups * keys["attention.output_lora_rank"]
-    own = {
-        "attn_norm": (width,),
-        "ffn_norm": (width,),
-        "attn_q_a": (rank, width),
-        "attn_q_a_norm": (rank,),
-        "attn_q_b": (heads * dim, rank),
-        "attn_kv": (dim, width),
-        "attn_kv_a_norm": (dim,),
-        "attn_sinks": (heads,),
-        "attn_output_a": (low, heads * dim // groups),
-        "attn_output_b": (width, low),
-    }
-    if ratio:
-        own |= _compressor("attn_compressor", width, dim, ratio)
-    if ratio == 4:
-        index_heads, index_dim = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]
-        own |= {"indexer.attn_q_b": (index_heads * index_dim, rank), "indexer.proj": (index_heads, width)}
-        own |= _compressor("indexer_compressor", width, index_dim, ratio)
-    return own
-
-
-def _compressor(name, width, dim, ratio):
-    rows = dim * (2 if ratio == 4 else 1)
-    return {
-        f"{name}_kv": (rows, width),
-        f"{name}_gate": (rows, width),
-        f"{name}_ape": (ratio, rows),
-        f"{name}_norm": (dim,),
-    }
-
-
-def _experts(keys, hashed):
-    width, ffn, count = keys["embedding_length"], keys["expert_feed_forward_length"], keys["expert_count"]
-    own = {"ffn_gate_inp": (count, width)}
-    for end, stack in (("_exps", (count,)), ("_shexp", ())):
-        own |= {f"ffn_gate{end}": (*stack, ffn, width), f"ffn_up{end}": (*stack, ffn, width)}
-        own[f"ffn_down{end}"] = (*stack, width, ffn)
-    if hashed:
-        return own | {"ffn_gate_tid2eid": (keys["vocab_size"], keys["expert_used_count"])}
-    return own | {"exp_probs_b.bias": (count,)}
-
-
 def format_of(name, shape):
-    """What the converter stores each tensor as."""
-    if "tid2eid" in name:
-        return "I32"
-    if shape[-1] % 32 or len(shape) == 1 or "hc_" in name or "_ape" in name:
-        return "F32"
-    if "_exps" in name:
-        return "MXFP4"
-    bf16 = ("compressor_kv", "compressor_gate", "indexer.proj", "ffn_gate_inp", "token_embd", "output.weight")
-    return "BF16" if any(part in name for part in bf16) else "Q8_0"
+    return "I32" if "tid2eid" in name else "F32" if shape[-1] % 32 or len(shape) == 1 else "Q8_0"
 
 
 def header_of(folder, keys, shapes=None):
-    metadata = {"general.architecture": "deepseek4", **{A + key: value for key, value in keys.items()}}
-    return read_header(write_header(folder / "m.gguf", metadata, shapes or shapes_of(keys), format_of))
+    tensors = shapes or shapes_of(keys)
+    return read_header(write_header(folder / "m.gguf", with_prefix(keys), tensors, format_of))
+
+
+def flash_of(folder, quant="native"):
+    (flash,) = (geometry for geometry in geometries() if geometry.name == "deepseek-v4-flash")
+    path = folder / f"{quant}.gguf"
+    synth.write(flash, quant, path, header_only=True, tokenizer=False)
+    return read_header(path)
 
 
 def described(folder, keys, shapes=None):
@@ -171,7 +70,7 @@ def described(folder, keys, shapes=None):
 
 def test_parameters_and_bytes_of_flash(tmp_path):
     """As counted of the published checkpoint by shapes; without the embedding table, which is read by row."""
-    spec = described(tmp_path, FLASH)
+    spec = describe(flash_of(tmp_path), CacheOptions(0))
     assert round(spec.parameters / 1e9, 2) == 284.33
     expert = 3 * 4096 * 2048 * 17 // 32
     assert round(43 * 256 * expert / GIB, 1) == 137.1
@@ -181,7 +80,7 @@ def test_parameters_and_bytes_of_flash(tmp_path):
 
 
 def test_state_of_flash(tmp_path):
-    spec = described(tmp_path, FLASH)
+    spec = describe(flash_of(tmp_path), CacheOptions(0))
     assert spec.layout.groups == (
         Group("near", window=128),
         Group("every.4", stride=4),
@@ -201,7 +100,7 @@ def test_state_of_flash(tmp_path):
 def test_the_plan_counts_every_byte_of_state(tmp_path):
     rig = make_plugin("rig", luce_register_devices=[DEVICE], luce_register_ops=[PACKS], luce_extend_plan=list)
     registry = from_modules([hooks, rig])
-    header = header_of(tmp_path, FLASH)
+    header = flash_of(tmp_path)
     asked = {"model": str(header.path), "ctx_size": "16384", "max_sequences": "2", "op_layer": "packs"}
     plan = make_plan(load_options(registry, asked, {}, ()), header, registry, [DEVICE])
     sizes = state_sizes(plan)

@@ -18,6 +18,7 @@ def luce_register_archs() -> list[ArchSpec]:
             names=("gemma3", "gemma4"),
             describe="luce_arch_gemma.describe:describe",
             build="luce_arch_gemma.network:build",
+            geometries="luce_arch_gemma.geometries:geometries",
             chat=("gemma",),
         )
     ]

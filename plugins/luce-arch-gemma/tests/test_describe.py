@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from luce_arch_gemma.describe import describe
+from luce_arch_gemma.geometries import gemma3_metadata, gemma4_metadata, shapes_of
 from luce_arch_gemma.params import GemmaParams
 
 from luce_core.contracts import CacheOptions, Field, Group
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import read_header
-
-from .headers import gemma3_metadata, gemma4_metadata, shapes_of, write_header
+from luce_core.testing.gguf_header import write_header
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VOCAB = 50

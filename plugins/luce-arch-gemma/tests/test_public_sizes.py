@@ -1,16 +1,20 @@
 """The sizes that were published, from headers without weights: parameters, bytes, what a sequence costs.
 
 Tensor counts are those of the published files; parameters those of the published checkpoints of Gemma 3,
-and of Gemma 4 (30.70 B published for 31B) counted by hand. Bytes per token follow from the geometry:
+and of Gemma 4 (30.70 B published for 31B) counted by hand. Bytes of 270M are those of its published Q4_K_M
+file, those of Gemma 4 what llama.cpp's rule gives. Bytes per token follow from the geometry:
 layers · heads · dimension · 2 bytes, once for values alone, twice for keys and values.
 """
 
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from luce_arch_gemma import hooks
 from luce_arch_gemma.describe import describe
+from luce_arch_gemma.geometries import VOCAB, geometries, shapes_of
 
+from luce_core import synth
 from luce_core.cache.layout import block_bytes, token_bytes
 from luce_core.contracts import CacheOptions, DeviceInfo, Equivalence, Group, OpImpl, OpLayer, StateSizes
 from luce_core.gguf import read_header, summarize
@@ -19,42 +23,21 @@ from luce_core.plan import make_plan, state_sizes
 from luce_core.plugins import from_modules
 from luce_core.testing.fake_plugins import make_plugin
 
-from .headers import gemma3_metadata, gemma4_metadata, shapes_of, write_header
-
-VOCAB = 262144
-PATTERN_60, PATTERN_30 = [[(layer + 1) % 6 != 0 for layer in range(count)] for count in (60, 30)]
-GEMMA3_270M = gemma3_metadata(layers=18, width=640, heads=4, kv_heads=1, dim=256, ffn=2048, window=512)
-GEMMA3_1B = gemma3_metadata(layers=26, width=1152, heads=4, kv_heads=1, dim=256, ffn=6912, window=512)
-GEMMA4_31B = gemma4_metadata(
-    layers=60, width=5376, heads=32, kv_heads=(16, 4), dims=(256, 512), ffn=21504, pattern=PATTERN_60
-)
-GEMMA4_26B = gemma4_metadata(
-    layers=30,
-    width=2816,
-    heads=16,
-    kv_heads=(8, 2),
-    dims=(256, 512),
-    ffn=2112,
-    pattern=PATTERN_30,
-    **{
-        "gemma4.expert_count": 128,
-        "gemma4.expert_used_count": 8,
-        "gemma4.expert_feed_forward_length": 704,
-    },
-)
-MODELS = {"270m": GEMMA3_270M, "1b": GEMMA3_1B, "31b": GEMMA4_31B, "26b": GEMMA4_26B}
+MODELS = {geometry.name: geometry for geometry in geometries()}
 GIB = 1 << 30
 DEVICE = DeviceInfo("cpu", "a large CPU", 96 * GIB, 100e9, frozenset({"cpu"}), provenance="made up")
 PACKS = OpLayer("packs", (OpImpl("pack_linear", "nowhere:f"),), Equivalence.ROUNDING, frozenset({"cpu"}))
 
 
+def header_of(path, geometry):
+    synth.write(geometry, "q4_k_m", path, header_only=True, tokenizer=False)
+    return read_header(path)
+
+
 @pytest.fixture
 def header(tmp_path):
     def make(name):
-        metadata = MODELS[name]
-        vocab = {f"{metadata['general.architecture']}.vocab_size": VOCAB}
-        shapes = shapes_of(metadata, VOCAB, k_eq_v=True)
-        return read_header(write_header(tmp_path / f"{name}.gguf", {**metadata, **vocab}, shapes))
+        return header_of(tmp_path / f"{name}.gguf", MODELS[name])
 
     return make
 
@@ -65,28 +48,44 @@ def state_per_token(spec, group, cache_type="f16"):
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "tensors"),
+    ("name", "parameters", "tensors", "num_bytes"),
     [
-        ("270m", 268_098_176, 18 * 13 + 2),
-        ("1b", 999_885_952, 26 * 13 + 2),
-        ("31b", 30_697_345_596, 833),
-        ("26b", 25_233_142_046, 658),
+        ("gemma-3-270m", 268_098_176, 18 * 13 + 2, 246_587_904),
+        ("gemma-3-1b", 999_885_952, 26 * 13 + 2, None),
+        ("gemma-4-31b", 30_697_345_596, 833, 18_671_229_168),
+        ("gemma-4-26b-a4b", 25_233_142_046, 658, 16_780_192_888),
     ],
 )
-def test_parameters_and_tensors(header, name, parameters, tensors):
+def test_parameters_tensors_and_bytes(header, name, parameters, tensors, num_bytes):
     found = header(name)
     spec = describe(found, CacheOptions(0))
     assert (spec.parameters, len(found.tensors)) == (parameters, tensors)
     assert summarize(found).num_weights == parameters
+    assert num_bytes in (None, spec.weight_bytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "billions", "whole", "local"),
+    [
+        # 18 of 42 layers read others' keys and values; a whole one in every six has twice the width
+        ("gemma-4-e4b", 720, 7.52, 4 * 2 * 512 * 2 * 2, 20 * 2 * 256 * 2 * 2),
+        ("gemma-4-e2b", 601, 4.65, 3 * 1 * 512 * 2 * 2, 12 * 1 * 256 * 2 * 2),
+    ],
+)
+def test_models_with_inputs_of_each_layer(header, name, tensors, billions, whole, local):
+    found = header(name)
+    spec = describe(found, CacheOptions(0))
+    assert (len(found.tensors), round(spec.parameters / 1e9, 2)) == (tensors, billions)
+    assert (state_per_token(spec, "full"), state_per_token(spec, "window.512")) == (whole, local)
 
 
 @pytest.mark.parametrize(
     ("name", "whole", "local", "window"),
     [
-        ("270m", 3 * 1 * 256 * 2 * 2, 15 * 1 * 256 * 2 * 2, 512),
-        ("1b", 4 * 1 * 256 * 2 * 2, 22 * 1 * 256 * 2 * 2, 512),
-        ("31b", 40_960, 50 * 16 * 256 * 2 * 2, 1024),
-        ("26b", 5 * 2 * 512 * 2, 25 * 8 * 256 * 2 * 2, 1024),
+        ("gemma-3-270m", 3 * 1 * 256 * 2 * 2, 15 * 1 * 256 * 2 * 2, 512),
+        ("gemma-3-1b", 4 * 1 * 256 * 2 * 2, 22 * 1 * 256 * 2 * 2, 512),
+        ("gemma-4-31b", 40_960, 50 * 16 * 256 * 2 * 2, 1024),
+        ("gemma-4-26b-a4b", 5 * 2 * 512 * 2, 25 * 8 * 256 * 2 * 2, 1024),
     ],
 )
 def test_state_per_token(header, name, whole, local, window):
@@ -98,22 +97,25 @@ def test_state_per_token(header, name, whole, local, window):
 
 
 def test_values_alone_halve_what_a_token_of_31b_costs(header, tmp_path):
-    whole = shapes_of(GEMMA4_31B, VOCAB, k_eq_v=False)
-    keys = {**GEMMA4_31B, "gemma4.vocab_size": VOCAB}
-    with_keys = describe(read_header(write_header(tmp_path / "kv.gguf", keys, whole)), CacheOptions(0))
+    geometry = MODELS["gemma-4-31b"]
+    whole = evolve(geometry, shapes=shapes_of(geometry.metadata, VOCAB, k_eq_v=False))
+    with_keys = describe(header_of(tmp_path / "kv.gguf", whole), CacheOptions(0))
     assert state_per_token(with_keys, "full") == 81_920
-    assert state_per_token(describe(header("31b"), CacheOptions(0)), "full") == 40_960
+    assert state_per_token(describe(header("gemma-4-31b"), CacheOptions(0)), "full") == 40_960
 
 
 def test_a_token_of_26b_reads_eight_experts_of_128(header):
-    spec = describe(header("26b"), CacheOptions(0))
-    # gate and up in Q4_K, 144 bytes per 256 weights; down in Q5_0, 22 per 32: 704 is no multiple of 256
-    expert = 2 * 704 * 2816 * 144 // 256 + 2816 * 704 * 22 // 32 + 4  # and its factor
-    assert spec.weight_bytes - spec.active_bytes == 30 * (128 - 8) * expert
+    spec = describe(header("gemma-4-26b-a4b"), CacheOptions(0))
+    # gate and up in Q4_K, 144 bytes per 256 weights; down in Q5_0, 22 per 32, or Q8_0, 34, in some layers:
+    # 704 is no multiple of 256
+    wide = sum(1 for layer in range(30) if layer < 3 or layer >= 26 or (layer - 3) % 3 == 2)
+    gate_up, down = 2 * 704 * 2816 * 144 // 256, 2816 * 704 // 32
+    layers = 30 * (gate_up + 4) + (30 - wide) * 22 * down + wide * 34 * down  # and an expert's factor
+    assert spec.weight_bytes - spec.active_bytes == (128 - 8) * layers
 
 
 def test_a_token_of_a_dense_model_reads_everything(header):
-    for name in ("270m", "31b"):
+    for name in ("gemma-3-270m", "gemma-4-31b"):
         spec = describe(header(name), CacheOptions(0))
         assert spec.active_bytes == spec.weight_bytes
 

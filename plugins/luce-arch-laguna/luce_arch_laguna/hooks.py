@@ -18,6 +18,7 @@ def luce_register_archs() -> list[ArchSpec]:
             names=("laguna",),
             describe="luce_arch_laguna.describe:describe",
             build="luce_arch_laguna.network:build",
+            geometries="luce_arch_laguna.geometries:geometries",
             chat=("laguna",),
         )
     ]

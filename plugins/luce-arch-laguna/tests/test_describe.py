@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from luce_arch_laguna.describe import describe
+from luce_arch_laguna.geometries import metadata, shapes_of
 from luce_arch_laguna.params import LagunaParams
 
 from luce_core.contracts import CacheOptions, Field, Group
@@ -13,8 +14,6 @@ from luce_core.errors import ModelFormatError
 from luce_core.gguf import read_header
 from luce_core.model.metadata import ExpertParams
 from luce_core.testing.gguf_header import write_header
-
-from .headers import metadata, shapes_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VOCAB = 50

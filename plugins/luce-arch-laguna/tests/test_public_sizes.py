@@ -9,7 +9,9 @@ from __future__ import annotations
 import pytest
 from luce_arch_laguna import hooks
 from luce_arch_laguna.describe import describe
+from luce_arch_laguna.geometries import VOCAB, geometries, metadata, shapes_of
 
+from luce_core import synth
 from luce_core.cache.layout import block_bytes, token_bytes
 from luce_core.contracts import CacheOptions, DeviceInfo, Equivalence, Group, OpImpl, OpLayer, StateSizes
 from luce_core.gguf import read_header, summarize
@@ -19,17 +21,7 @@ from luce_core.plugins import from_modules
 from luce_core.testing.fake_plugins import make_plugin
 from luce_core.testing.gguf_header import write_header
 
-from .headers import metadata, shapes_of
-
-VOCAB = 100352
-XS = metadata(
-    layers=40,
-    width=2048,
-    heads=[48 if layer % 4 == 0 else 64 for layer in range(40)],
-    ffn=8192,
-    experts=(256, 8, 512),
-    vocab_size=VOCAB,
-)
+XS = next(geometry for geometry in geometries() if geometry.name == "laguna-xs-2.1")
 M = metadata(
     layers=70,
     width=1024,
@@ -47,7 +39,9 @@ PACKS = OpLayer("packs", (OpImpl("pack_linear", "nowhere:f"),), Equivalence.ROUN
 
 @pytest.fixture
 def xs(tmp_path):
-    return read_header(write_header(tmp_path / "xs.gguf", XS, shapes_of(XS, VOCAB)))
+    path = tmp_path / "xs.gguf"
+    synth.write(XS, "q4_k_m", path, header_only=True, tokenizer=False)
+    return read_header(path)
 
 
 def state_per_token(spec, group):
@@ -73,7 +67,10 @@ def test_a_token_of_xs_reads_eight_experts_of_256(xs):
     spec = describe(xs, CacheOptions(0))
     expert = 3 * 512 * 2048 * 144 // 256
     assert round(39 * 8 * expert / GIB, 2) == 0.51
-    assert spec.weight_bytes - spec.active_bytes == 39 * (256 - 8) * expert + VOCAB * 2048 * 210 // 256
+    wide = sum(1 for layer in range(1, 40) if layer < 5 or layer >= 35 or (layer - 5) % 3 == 2)
+    wider = wide * 512 * 2048 * (210 - 144) // 256  # down matrices in Q6_K
+    table = VOCAB * 2048 * 144 // 256
+    assert spec.weight_bytes - spec.active_bytes == (256 - 8) * (39 * expert + wider) + table
 
 
 def test_state_of_xs(xs):

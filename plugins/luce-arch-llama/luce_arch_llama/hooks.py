@@ -18,6 +18,7 @@ def luce_register_archs() -> list[ArchSpec]:
             names=("llama", "qwen2"),
             describe="luce_arch_llama.describe:describe",
             build="luce_arch_llama.network:build",
+            geometries="luce_arch_llama.geometries:geometries",
             chat=("llama",),
         )
     ]

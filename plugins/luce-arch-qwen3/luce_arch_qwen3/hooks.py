@@ -18,6 +18,7 @@ def luce_register_archs() -> list[ArchSpec]:
             names=("qwen3", "qwen3moe"),
             describe="luce_arch_qwen3.describe:describe",
             build="luce_arch_qwen3.network:build",
+            geometries="luce_arch_qwen3.geometries:geometries",
             chat=("qwen3",),
         )
     ]

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 from luce_arch_qwen3.describe import describe
+from luce_arch_qwen3.geometries import metadata, shapes_of
 
 from luce_core.contracts import CacheOptions, Field, Group
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import read_header
 from luce_core.model.metadata import ExpertParams
 from luce_core.testing.gguf_header import write_header
-
-from .headers import metadata, shapes_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VOCAB = 50

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from luce_arch_qwen35.describe import describe
+from luce_arch_qwen35.geometries import metadata_of, shapes_of
 from luce_arch_qwen35.params import HybridParams
 
 from luce_core.contracts import CacheOptions, Field, Group
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import read_header
-
-from .headers import metadata_of, shapes_of, write_header
+from luce_core.testing.gguf_header import write_header
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SIZES = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "value_heads": 6, "key_heads": 2, "dim": 16}

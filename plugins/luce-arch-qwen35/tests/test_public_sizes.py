@@ -9,7 +9,9 @@ from __future__ import annotations
 import pytest
 from luce_arch_qwen35 import hooks
 from luce_arch_qwen35.describe import describe
+from luce_arch_qwen35.geometries import geometries
 
+from luce_core import synth
 from luce_core.cache.layout import log_bytes, slot_bytes, token_bytes
 from luce_core.contracts import CacheOptions, DeviceInfo, Equivalence, Group, OpImpl, OpLayer, StateSizes
 from luce_core.gguf import read_header, summarize
@@ -18,30 +20,18 @@ from luce_core.plan import make_plan, state_sizes
 from luce_core.plugins import from_modules
 from luce_core.testing.fake_plugins import make_plugin
 
-from .headers import metadata_of, shapes_of, write_header
-
-SMALL = {"layers": 24, "width": 1024, "heads": 8, "kv_heads": 2, "value_heads": 16, "ffn": 3584}
-DENSE = {"layers": 64, "width": 5120, "heads": 24, "kv_heads": 4, "value_heads": 48, "ffn": 17408}
-MOE = {"layers": 40, "width": 2048, "heads": 16, "kv_heads": 2, "value_heads": 32}
-MOE |= {"experts": (256, 8, 512, 512)}
-MODELS = {
-    "0.8b": SMALL,
-    "27b": DENSE,
-    "27b-mtp": {**DENSE, "nextn": 1},
-    "35b": MOE,
-    "35b-mtp": {**MOE, "nextn": 1},
-}
+MODELS = {geometry.name: geometry for geometry in geometries()}
 GIB = 1 << 30
-DEVICE = DeviceInfo("cpu", "a large CPU", 192 * GIB, 100e9, frozenset({"cpu"}), provenance="made up")
+DEVICE = DeviceInfo("cpu", "a large CPU", 512 * GIB, 100e9, frozenset({"cpu"}), provenance="made up")
 PACKS = OpLayer("packs", (OpImpl("pack_linear", "nowhere:f"),), Equivalence.ROUNDING, frozenset({"cpu"}))
 
 
 @pytest.fixture
 def header(tmp_path):
     def make(name):
-        metadata = metadata_of(**MODELS[name])
-        shapes = shapes_of(metadata, tied=name == "0.8b")
-        return read_header(write_header(tmp_path / f"{name}.gguf", metadata, shapes))
+        path = tmp_path / f"{name}.gguf"
+        synth.write(MODELS[name], "q4_k_m", path, header_only=True, tokenizer=False)
+        return read_header(path)
 
     return make
 
@@ -49,11 +39,11 @@ def header(tmp_path):
 @pytest.mark.parametrize(
     ("name", "tensors", "millions", "num_bytes"),
     [
-        ("0.8b", 320, 752.4, 518_335_744),
-        ("27b", 851, 26_896, 16_536_406_016),
-        ("27b-mtp", 866, 27_321, 16_799_719_424),
-        ("35b", 733, 34_661, 21_155_768_832),
-        ("35b-mtp", 753, 35_505, 21_702_472_192),
+        ("qwen3.5-0.8b", 320, 752.4, 518_335_744),
+        ("qwen3.5-27b", 851, 26_896, 16_536_406_016),
+        ("qwen3.5-27b-mtp", 866, 27_321, 16_799_719_424),
+        ("qwen3.5-35b-a3b", 733, 34_661, 21_155_768_832),
+        ("qwen3.5-35b-a3b-mtp", 753, 35_505, 21_702_472_192),
     ],
 )
 def test_tensors_parameters_and_bytes(header, name, tensors, millions, num_bytes):
@@ -67,9 +57,9 @@ def test_tensors_parameters_and_bytes(header, name, tensors, millions, num_bytes
 @pytest.mark.parametrize(
     ("name", "per_token", "per_sequence", "per_held_row"),
     [
-        ("0.8b", 12_288, 20_201_472, 18 * (16 * 128 + 16 * 128 + 16 + 6144) * 4),
-        ("27b", 65_536, 156_893_184, 48 * (16 * 128 + 48 * 128 + 48 + 10240) * 4),
-        ("35b", 20_480, 65_863_680, 30 * (16 * 128 + 32 * 128 + 32 + 8192) * 4),
+        ("qwen3.5-0.8b", 12_288, 20_201_472, 18 * (16 * 128 + 16 * 128 + 16 + 6144) * 4),
+        ("qwen3.5-27b", 65_536, 156_893_184, 48 * (16 * 128 + 48 * 128 + 48 + 10240) * 4),
+        ("qwen3.5-35b-a3b", 20_480, 65_863_680, 30 * (16 * 128 + 32 * 128 + 32 + 8192) * 4),
     ],
 )
 def test_state_of_a_sequence(header, name, per_token, per_sequence, per_held_row):
@@ -81,16 +71,18 @@ def test_state_of_a_sequence(header, name, per_token, per_sequence, per_held_row
     assert log_bytes(spec.layout, sizes) == per_held_row
 
 
-@pytest.mark.parametrize(("name", "per_token"), [("27b-mtp", 4_096), ("35b-mtp", 2_048)])
+@pytest.mark.parametrize(("name", "per_token"), [("qwen3.5-27b-mtp", 4_096), ("qwen3.5-35b-a3b-mtp", 2_048)])
 def test_state_of_the_mtp_block(header, name, per_token):
     spec = describe(header(name), CacheOptions(0))
     assert token_bytes(spec.nextn_layout, StateSizes(32, {}, 1, 1)) == per_token
     assert not spec.nextn_layout.slots
-    assert spec.num_layers == MODELS[name]["layers"]
+    assert spec.num_layers == {"qwen3.5-27b-mtp": 64, "qwen3.5-35b-a3b-mtp": 40}[name]
 
 
 def test_a_token_of_35b_reads_eight_experts_of_256_and_no_mtp_block(header):
-    plain, spec = (describe(header(name), CacheOptions(0)) for name in ("35b", "35b-mtp"))
+    plain, spec = (
+        describe(header(name), CacheOptions(0)) for name in ("qwen3.5-35b-a3b", "qwen3.5-35b-a3b-mtp")
+    )
     # in Q4_K, 144 bytes per 256 weights, or Q6_K, 210, in some layers' down matrices and the head
     table, one = 248320 * 2048 * 144 // 256, 2048 * 512 // 256
     many = sum(1 for layer in range(40) if layer < 5 or layer >= 35 or (layer - 5) % 3 == 2)

@@ -1,15 +1,44 @@
-"""Headers without weights: keys and shapes of any size, and a file that says them and holds nothing."""
+"""Published sizes of Qwen 3.5 and its successors: what their files say and hold, without the weights."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
-from luce_core.gguf import FORMATS
-from luce_core.testing import gguf_raw as raw
+from luce_core.contracts import Geometry
 
-Shapes = Mapping[str, tuple[int, ...]]
+VOCAB = 248320
+RANGES = {"*.ssm_a": (-16.0, -1.0), "*.ssm_dt.bias": (-6.0, -2.0)}
+"""The decay of a step is exp(a · softplus(dt)): a is never positive."""
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+SMALL: dict[str, Any] = {"layers": 24, "width": 1024, "heads": 8, "kv_heads": 2, "value_heads": 16}
+NINE: dict[str, Any] = {"layers": 32, "width": 4096, "heads": 16, "kv_heads": 4, "value_heads": 32}
+DENSE: dict[str, Any] = {"layers": 64, "width": 5120, "heads": 24, "kv_heads": 4, "value_heads": 48}
+MOE: dict[str, Any] = {"layers": 40, "width": 2048, "heads": 16, "kv_heads": 2, "value_heads": 32}
+LARGE: dict[str, Any] = {"layers": 60, "width": 4096, "heads": 32, "kv_heads": 2, "value_heads": 64}
+SMALL["ffn"], NINE["ffn"], DENSE["ffn"] = 3584, 12288, 17408
+MOE["experts"], LARGE["experts"] = (256, 8, 512, 512), (512, 10, 1024, 1024)
+
+
+def geometries() -> list[Geometry]:
+    """The plugin's `geometries`."""
+    dense, moe = ("qwen3.6-27b", "qwen3.8-27b"), ("qwen3.6-35b-a3b",)
+    return [
+        _geometry("qwen3.5-0.8b", metadata_of(**SMALL), tied=True),
+        _geometry("qwen3.5-9b", metadata_of(**NINE)),
+        _geometry("qwen3.5-27b", metadata_of(**DENSE), *dense),
+        _geometry("qwen3.5-27b-mtp", metadata_of(**DENSE, nextn=1), *(f"{name}-mtp" for name in dense)),
+        _geometry("qwen3.5-35b-a3b", metadata_of(**MOE), *moe),
+        _geometry("qwen3.5-35b-a3b-mtp", metadata_of(**MOE, nextn=1), *(f"{name}-mtp" for name in moe)),
+        _geometry("qwen3.5-397b-a17b", metadata_of(**LARGE)),
+    ]
+
+
+def _geometry(name: str, metadata: Mapping[str, Any], *aliases: str, tied: bool = False) -> Geometry:
+    return Geometry(name, metadata, shapes_of(metadata, tied=tied), aliases=aliases, ranges=RANGES)
 
 
 def metadata_of(
@@ -27,10 +56,10 @@ def metadata_of(
     sections: tuple[int, ...] = (11, 11, 10, 0),
     turning: int = 64,
     nextn: int = 0,
-    vocab: int = 248320,
-) -> dict[str, object]:
+    vocab: int = VOCAB,
+) -> dict[str, Any]:
     """experts: how many, how many for a token, their width, the shared one's. layers: of the trunk."""
-    found: dict[str, object] = {
+    found: dict[str, Any] = {
         "block_count": layers + nextn,
         "context_length": 262144,
         "embedding_length": width,
@@ -61,16 +90,16 @@ def metadata_of(
     return {"general.architecture": arch, **{f"{arch}.{key}": value for key, value in found.items()}}
 
 
-def shapes_of(metadata: Mapping[str, object], *, tied: bool = False) -> dict[str, tuple[int, ...]]:
+def shapes_of(metadata: Mapping[str, Any], *, tied: bool = False) -> Shapes:
     """Every tensor of such a file, as the table of the converters' names has them. Torch order."""
     keys = {key.partition(".")[2]: value for key, value in metadata.items()}
     width, vocab, total = keys["embedding_length"], keys["vocab_size"], keys["block_count"]
     trunk = total - keys.get("nextn_predict_layers", 0)
-    shapes = {"token_embd.weight": (vocab, width), "output_norm.weight": (width,)}
+    shapes: Shapes = {"token_embd.weight": (vocab, width), "output_norm.weight": (width,)}
     if not tied:
         shapes["output.weight"] = (vocab, width)
     for layer in range(total):
-        own = {"attn_norm.weight": (width,), "post_attention_norm.weight": (width,)}
+        own: Shapes = {"attn_norm.weight": (width,), "post_attention_norm.weight": (width,)}
         if layer < trunk and (layer + 1) % keys["full_attention_interval"]:
             own |= _delta_shapes(keys, width)
         else:
@@ -83,7 +112,7 @@ def shapes_of(metadata: Mapping[str, object], *, tied: bool = False) -> dict[str
     return shapes
 
 
-def _delta_shapes(keys, width):
+def _delta_shapes(keys: Mapping[str, Any], width: int) -> Shapes:
     values, inner = keys["ssm.time_step_rank"], keys["ssm.inner_size"]
     channels = 2 * keys["ssm.group_count"] * keys["ssm.state_size"] + inner
     return {
@@ -99,7 +128,7 @@ def _delta_shapes(keys, width):
     }
 
 
-def _attention_shapes(keys, width):
+def _attention_shapes(keys: Mapping[str, Any], width: int) -> Shapes:
     dim = keys["attention.key_length"]
     queries, rows = keys["attention.head_count"] * dim, keys["attention.head_count_kv"] * dim
     return {
@@ -112,7 +141,7 @@ def _attention_shapes(keys, width):
     }
 
 
-def _ffn_shapes(keys, width):
+def _ffn_shapes(keys: Mapping[str, Any], width: int) -> Shapes:
     if "expert_count" not in keys:
         ffn = keys["feed_forward_length"]
         up = (ffn, width)
@@ -130,53 +159,3 @@ def _ffn_shapes(keys, width):
         "ffn_down_shexp.weight": (width, shared),
         "ffn_gate_inp_shexp.weight": (1, width),
     }
-
-
-def format_of(name: str, shape: tuple[int, ...], blocks: int, tied: bool) -> str:
-    """What a Q4_K_M file stores it as: the head, and values and down matrices of some layers, in Q6_K."""
-    f32 = ("norm.weight", "ffn_gate_inp.weight", "inp_shexp.weight", "ssm_conv1d.weight")
-    if len(shape) < 2 or name.endswith(f32) or shape[-1] % 32:
-        return "F32"
-    if shape[-1] % 256:
-        return "Q5_0"
-    if name == ("token_embd.weight" if tied else "output.weight"):
-        return "Q6_K"
-    part = name.split(".")
-    if part[0] == "blk" and part[2].startswith(("attn_v", "attn_qkv", "ffn_down")):
-        layer, eighth = int(part[1]), blocks // 8
-        if layer < eighth or layer >= 7 * blocks // 8 or (layer - eighth) % 3 == 2:
-            return "Q6_K"
-    return "Q4_K"
-
-
-def write_header(path: Path, metadata: Mapping[str, object], shapes: Shapes) -> Path:
-    """A file that says all of this and holds no weights: its end is a hole in the disk."""
-    lines, at = [], 0
-    blocks = 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blk."))
-    for name, shape in shapes.items():
-        block = FORMATS.by_name(format_of(name, shape, blocks, "output.weight" not in shapes))
-        lines.append(raw.tensor(name.encode(), shape[::-1], block.ggml_id, at))
-        size = block.row_bytes(shape[-1])
-        for count in shape[:-1]:
-            size *= count
-        at += -(-size // 32) * 32
-    head = raw.model([_pair(key, value) for key, value in metadata.items()], lines, b"\0")
-    path.write_bytes(head)
-    with path.open("rb+") as file:
-        file.truncate(len(head) - 1 + at)
-    return path
-
-
-def _pair(key: str, value: object) -> bytes:
-    if isinstance(value, str):
-        return raw.pair(key.encode(), raw.STRING, raw.string(value.encode()))
-    if isinstance(value, int):
-        return raw.pair(key.encode(), raw.U32, struct.pack("<I", value))
-    if isinstance(value, float):
-        return raw.pair(key.encode(), raw.F32, struct.pack("<f", value))
-    assert isinstance(value, list), key
-    if value and isinstance(value[0], bool):
-        packed = raw.array(raw.BOOL, len(value), struct.pack(f"<{len(value)}?", *value))
-    else:
-        packed = raw.array(raw.I32, len(value), struct.pack(f"<{len(value)}i", *value))
-    return raw.pair(key.encode(), raw.ARRAY, packed)

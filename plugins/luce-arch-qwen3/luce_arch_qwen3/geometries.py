@@ -1,11 +1,54 @@
-"""Keys and shapes of any Qwen3."""
+"""Published sizes of Qwen 3: what their files say and hold, without the weights."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from luce_core.contracts import Geometry
+
+VOCAB = 151936
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def geometries() -> list[Geometry]:
+    """The plugin's `geometries`."""
+    experts = {"expert_count": 128, "expert_used_count": 8, "expert_feed_forward_length": 768}
+    return [
+        _dense("qwen3-0.6b", layers=28, width=1024, heads=16, ffn=3072, tied=True),
+        _dense("qwen3-1.7b", layers=28, width=2048, heads=16, ffn=6144, tied=True),
+        _dense("qwen3-4b", layers=36, width=2560, heads=32, ffn=9728, tied=True),
+        _dense("qwen3-8b", layers=36, width=4096, heads=32, ffn=12288, tied=False),
+        _geometry(
+            "qwen3-30b-a3b",
+            metadata(
+                "qwen3moe",
+                layers=48,
+                width=2048,
+                heads=32,
+                kv_heads=4,
+                ffn=6144,
+                vocab_size=VOCAB,
+                **experts,
+            ),
+            tied=False,
+        ),
+    ]
+
+
+def _dense(name: str, *, layers: int, width: int, heads: int, ffn: int, tied: bool) -> Geometry:
+    keys = metadata("qwen3", layers=layers, width=width, heads=heads, kv_heads=8, ffn=ffn, vocab_size=VOCAB)
+    return _geometry(name, keys, tied=tied)
+
+
+def _geometry(name: str, keys: Mapping[str, Any], *, tied: bool) -> Geometry:
+    return Geometry(name, keys, shapes_of(keys, VOCAB, tied=tied))
+
 
 def metadata(
-    arch: str, *, layers: int, width: int, heads: int, kv_heads: int, ffn: int, dim: int = 128, **more: object
-) -> dict[str, object]:
+    arch: str, *, layers: int, width: int, heads: int, kv_heads: int, ffn: int, dim: int = 128, **more: Any
+) -> dict[str, Any]:
     """more: further keys, without the architecture; or another value of one."""
     keys = {
         "block_count": layers,
@@ -23,13 +66,13 @@ def metadata(
     return {"general.architecture": arch, **{f"{arch}.{key}": value for key, value in keys.items()}}
 
 
-def shapes_of(keys: dict[str, object], vocab: int, *, tied: bool) -> dict[str, tuple[int, ...]]:
+def shapes_of(keys: Mapping[str, Any], vocab: int, *, tied: bool) -> Shapes:
     """Every tensor of such a file, as the table of the converters' names has them. Torch order."""
     arch = keys["general.architecture"]
     found = {key.removeprefix(f"{arch}."): value for key, value in keys.items()}
     width, ffn, dim = found["embedding_length"], found["feed_forward_length"], found["attention.key_length"]
     queries, keys_width = found["attention.head_count"] * dim, found["attention.head_count_kv"] * dim
-    layer = {
+    layer: Shapes = {
         "attn_norm": (width,),
         "attn_q": (queries, width),
         "attn_k": (keys_width, width),
@@ -49,7 +92,7 @@ def shapes_of(keys: dict[str, object], vocab: int, *, tied: bool) -> dict[str, t
         }
     else:
         layer |= {"ffn_gate": (ffn, width), "ffn_up": (ffn, width), "ffn_down": (width, ffn)}
-    shapes = {"token_embd.weight": (vocab, width), "output_norm.weight": (width,)}
+    shapes: Shapes = {"token_embd.weight": (vocab, width), "output_norm.weight": (width,)}
     if not tied:
         shapes["output.weight"] = (vocab, width)
     for number in range(found["block_count"]):

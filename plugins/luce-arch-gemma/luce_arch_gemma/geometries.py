@@ -1,15 +1,92 @@
-"""Headers without weights: keys and shapes of any Gemma, and a file that says them and holds nothing."""
+"""Published sizes of Gemma 3 and 4: what their files say and hold, without the weights."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
-from luce_core.gguf import FORMATS
-from luce_core.testing import gguf_raw as raw
+from luce_core.contracts import Geometry
 
-Shapes = Mapping[str, tuple[int, ...]]
+VOCAB = 262144
+RANGES = {"rope_freqs.weight": (1.0, 1.0), "*.layer_output_scale.weight": (0.9, 1.0)}
+FORMATS = {"per_layer_model_proj.weight": "BF16", "*.ffn_gate_inp.scale": "F32"}
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def geometries() -> list[Geometry]:
+    """The plugin's `geometries`. E models: as loaders of the published files print them."""
+    g270 = gemma3_metadata(layers=18, width=640, heads=4, kv_heads=1, dim=256, ffn=2048, window=512)
+    g1 = gemma3_metadata(layers=26, width=1152, heads=4, kv_heads=1, dim=256, ffn=6912, window=512)
+    return [
+        _geometry("gemma-3-270m", g270),
+        _geometry("gemma-3-1b", g1),
+        _geometry("gemma-4-e2b", _e_model(35, 1536, 1, [6144] * 15 + [12288] * 20, period=5, shared=20)),
+        _geometry("gemma-4-e4b", _e_model(42, 2560, 2, [10240] * 42, period=6, shared=18)),
+        _geometry("gemma-4-26b-a4b", _with_experts()),
+        _geometry("gemma-4-31b", _dense()),
+    ]
+
+
+def _geometry(name: str, keys: Mapping[str, Any]) -> Geometry:
+    arch = keys["general.architecture"]
+    e_model = bool(keys.get(f"{arch}.attention.shared_kv_layers"))
+    shapes = shapes_of(keys, VOCAB, k_eq_v=not e_model, own_kv=True)
+    return Geometry(name, {**keys, f"{arch}.vocab_size": VOCAB}, shapes, formats=FORMATS, ranges=RANGES)
+
+
+def _dense() -> dict[str, Any]:
+    return gemma4_metadata(
+        layers=60,
+        width=5376,
+        heads=32,
+        kv_heads=(16, 4),
+        dims=(256, 512),
+        ffn=21504,
+        pattern=_pattern(60, 6),
+    )
+
+
+def _with_experts() -> dict[str, Any]:
+    return gemma4_metadata(
+        layers=30,
+        width=2816,
+        heads=16,
+        kv_heads=(8, 2),
+        dims=(256, 512),
+        ffn=2112,
+        pattern=_pattern(30, 6),
+        **{
+            "gemma4.expert_count": 128,
+            "gemma4.expert_used_count": 8,
+            "gemma4.expert_feed_forward_length": 704,
+        },
+    )
+
+
+def _e_model(
+    layers: int, width: int, kv_heads: int, ffn: Sequence[int], *, period: int, shared: int
+) -> dict[str, Any]:
+    return gemma4_metadata(
+        layers=layers,
+        width=width,
+        heads=8,
+        kv_heads=(kv_heads, kv_heads),
+        dims=(256, 512),
+        ffn=list(ffn),
+        pattern=_pattern(layers, period),
+        **{
+            "gemma4.context_length": 131072,
+            "gemma4.attention.sliding_window": 512,
+            "gemma4.attention.shared_kv_layers": shared,
+            "gemma4.embedding_length_per_layer_input": 256,
+        },
+    )
+
+
+def _pattern(layers: int, period: int) -> list[bool]:
+    """Which layers are local: all but every `period`-th."""
+    return [(layer + 1) % period != 0 for layer in range(layers)]
 
 
 def gemma4_metadata(
@@ -21,8 +98,8 @@ def gemma4_metadata(
     dims: tuple[int, int],
     ffn: int | Sequence[int],
     pattern: Sequence[bool],
-    **more: object,
-) -> dict[str, object]:
+    **more: Any,
+) -> dict[str, Any]:
     """kv_heads and dims: of local and of global layers."""
     return {
         "general.architecture": "gemma4",
@@ -50,7 +127,9 @@ def gemma4_metadata(
     }
 
 
-def gemma3_metadata(*, layers: int, width: int, heads: int, kv_heads: int, dim: int, ffn: int, window: int):
+def gemma3_metadata(
+    *, layers: int, width: int, heads: int, kv_heads: int, dim: int, ffn: int, window: int
+) -> dict[str, Any]:
     return {
         "general.architecture": "gemma3",
         "gemma3.block_count": layers,
@@ -67,8 +146,11 @@ def gemma3_metadata(*, layers: int, width: int, heads: int, kv_heads: int, dim: 
     }
 
 
-def shapes_of(metadata: Mapping[str, object], vocab: int, *, k_eq_v: bool) -> dict[str, tuple[int, ...]]:
-    """Every tensor of such a file, as the table of the converters' names has them. Torch order."""
+def shapes_of(metadata: Mapping[str, Any], vocab: int, *, k_eq_v: bool, own_kv: bool = False) -> Shapes:
+    """Every tensor of such a file, as the table of the converters' names has them. Torch order.
+
+    own_kv: layers that read the keys and values of others have the matrices all the same.
+    """
     arch = str(metadata["general.architecture"])
     found = {
         key.removeprefix(f"{arch}."): value
@@ -79,7 +161,7 @@ def shapes_of(metadata: Mapping[str, object], vocab: int, *, k_eq_v: bool) -> di
     pattern = found.get("attention.sliding_window_pattern", [True] * layers)
     inputs = found.get("embedding_length_per_layer_input", 0)
     first_shared = layers - found.get("attention.shared_kv_layers", 0)
-    shapes = {"token_embd.weight": (vocab, width), "output_norm.weight": (width,)}
+    shapes: Shapes = {"token_embd.weight": (vocab, width), "output_norm.weight": (width,)}
     if arch == "gemma4":
         shapes["rope_freqs.weight"] = (found["attention.key_length"] // 2,)
     if inputs:
@@ -93,7 +175,7 @@ def shapes_of(metadata: Mapping[str, object], vocab: int, *, k_eq_v: bool) -> di
         dim = found[f"attention.key_length{'_swa' if local and arch == 'gemma4' else ''}"]
         keys = (kv if isinstance(kv, int) else kv[layer]) * dim
         ffn = ffn if isinstance(ffn, int) else ffn[layer]
-        own = {
+        own: Shapes = {
             "attn_norm.weight": (width,),
             "attn_q.weight": (heads * dim, width),
             "attn_q_norm.weight": (dim,),
@@ -105,7 +187,7 @@ def shapes_of(metadata: Mapping[str, object], vocab: int, *, k_eq_v: bool) -> di
             "ffn_down.weight": (width, ffn),
             "post_ffw_norm.weight": (width,),
         }
-        if layer < first_shared:
+        if own_kv or layer < first_shared:
             own |= {"attn_k.weight": (keys, width), "attn_k_norm.weight": (dim,)}
             if local or not k_eq_v:
                 own["attn_v.weight"] = (keys, width)
@@ -131,50 +213,3 @@ def _mixture_shapes(width: int, experts: int, ffn: int) -> Shapes:
         "post_ffw_norm_1.weight": (width,),
         "post_ffw_norm_2.weight": (width,),
     }
-
-
-def format_of(name: str, shape: tuple[int, ...]) -> str:
-    """Roughly what a Q4_K_M file stores each tensor as."""
-    if len(shape) < 2 or name.endswith((".scale", "ffn_gate_inp.weight")):
-        return "F32"
-    if name == "per_layer_model_proj.weight":
-        return "BF16"
-    if name in ("token_embd.weight", "per_layer_token_embd.weight"):
-        return "Q6_K" if shape[-1] % 256 == 0 else "Q8_0"
-    return "Q4_K" if shape[-1] % 256 == 0 else "Q5_0"
-
-
-def write_header(path: Path, metadata: Mapping[str, object], shapes: Shapes) -> Path:
-    """A file that says all of this and holds no weights: its end is a hole in the disk."""
-    lines, at = [], 0
-    for name, shape in shapes.items():
-        block = FORMATS.by_name(format_of(name, shape))
-        lines.append(raw.tensor(name.encode(), shape[::-1], block.ggml_id, at))
-        size = block.row_bytes(shape[-1])
-        for count in shape[:-1]:
-            size *= count
-        at += -(-size // 32) * 32
-    head = raw.model([_pair(key, value) for key, value in metadata.items()], lines, b"\0")
-    path.write_bytes(head)
-    with path.open("rb+") as file:
-        file.truncate(len(head) - 1 + at)
-    return path
-
-
-def _pair(key: str, value: object) -> bytes:
-    if isinstance(value, str):
-        return raw.pair(key.encode(), raw.STRING, raw.string(value.encode()))
-    if isinstance(value, bool):
-        return raw.pair(key.encode(), raw.BOOL, struct.pack("<?", value))
-    if isinstance(value, int):
-        return raw.pair(key.encode(), raw.U32, struct.pack("<I", value))
-    if isinstance(value, float):
-        return raw.pair(key.encode(), raw.F32, struct.pack("<f", value))
-    assert isinstance(value, list), key
-    if isinstance(value[0], bool):
-        packed = raw.array(raw.BOOL, len(value), struct.pack(f"<{len(value)}?", *value))
-    elif isinstance(value[0], str):
-        packed = raw.array(raw.STRING, len(value), b"".join(raw.string(item.encode()) for item in value))
-    else:
-        packed = raw.array(raw.I32, len(value), struct.pack(f"<{len(value)}i", *value))
-    return raw.pair(key.encode(), raw.ARRAY, packed)

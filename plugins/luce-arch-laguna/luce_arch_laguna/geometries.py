@@ -1,13 +1,33 @@
-"""Keys and shapes of any Laguna."""
+"""Published sizes of Laguna: what their files say and hold, without the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from luce_core.contracts import Geometry
+
+VOCAB = 100352
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def geometries() -> list[Geometry]:
+    """The plugin's `geometries`."""
+    keys = metadata(
+        layers=40,
+        width=2048,
+        heads=[48 if layer % 4 == 0 else 64 for layer in range(40)],
+        ffn=8192,
+        experts=(256, 8, 512),
+        vocab_size=VOCAB,
+    )
+    return [Geometry("laguna-xs-2.1", keys, shapes_of(keys, VOCAB), aliases=("laguna-xs",))]
 
 
 def metadata(
-    *, layers: int, width: int, heads: Sequence[int], ffn: int, experts: tuple[int, int, int], **more: object
-) -> dict[str, object]:
+    *, layers: int, width: int, heads: Sequence[int], ffn: int, experts: tuple[int, int, int], **more: Any
+) -> dict[str, Any]:
     """experts: count, used, width. more: further keys, without the architecture; or another value of one."""
     keys = {
         "block_count": layers,
@@ -42,20 +62,18 @@ def metadata(
     return {"general.architecture": "laguna", **{f"laguna.{key}": value for key, value in keys.items()}}
 
 
-def shapes_of(
-    keys: dict[str, object], vocab: int, *, gate_per_head: bool = True
-) -> dict[str, tuple[int, ...]]:
+def shapes_of(keys: Mapping[str, Any], vocab: int, *, gate_per_head: bool = True) -> Shapes:
     """Every tensor of such a file, as the table of the converters' names has them. Torch order."""
     found = {key.removeprefix("laguna."): value for key, value in keys.items()}
     width, dim, ffn = found["embedding_length"], found["attention.key_length"], found["feed_forward_length"]
     kv = found["attention.head_count_kv"] * dim
     count, size = found["expert_count"], found["expert_feed_forward_length"]
     shared = found["expert_shared_feed_forward_length"]
-    shapes = {"token_embd.weight": (vocab, width), "output_norm.weight": (width,)}
+    shapes: Shapes = {"token_embd.weight": (vocab, width), "output_norm.weight": (width,)}
     shapes["output.weight"] = (vocab, width)
     for layer in range(found["block_count"]):
         heads = found["attention.head_count"][layer]
-        own = {
+        own: Shapes = {
             "attn_norm.weight": (width,),
             "attn_q.weight": (heads * dim, width),
             "attn_k.weight": (kv, width),
