@@ -167,3 +167,82 @@ def encoded(image, kind="PNG", **options):
     out = io.BytesIO()
     image.save(out, kind, **options)
     return out.getvalue()
+
+
+# --- with a vocabulary, for whole engines
+
+IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def vocabulary():
+    """The toy's, with the tokens around images, and a template that writes them."""
+    from luce_core.testing.toy_vocab import toy_vocabulary
+
+    found = dict(toy_vocabulary("bpe"))
+    found["tokenizer.ggml.tokens"] = [*found["tokenizer.ggml.tokens"], *IMAGE_TOKENS]
+    found["tokenizer.ggml.token_type"] = [*found["tokenizer.ggml.token_type"], *[3] * len(IMAGE_TOKENS)]
+    found["tokenizer.chat_template"] = TEMPLATE
+    return found
+
+
+@frozen(eq=False)
+class Files:
+    model: Seeing
+    text: object
+    projector: object
+    start: int
+    """Ids of the tokens around images."""
+    pad: int
+    end: int
+
+    @property
+    def options(self):
+        return {
+            "cache_type_k": "f32",
+            "cache_type_v": "f32",
+            "chunk": 32,
+            "threads": 1,
+            "mmproj": str(self.projector),
+            "image_max_pixels": 2**16,
+        }
+
+
+def files_of(folder, arch="qwen35", **changes):
+    """A model with a vocabulary, and both files."""
+    from .hugging_face import metadata_of, tensors_of
+
+    words = vocabulary()
+    tokens = words["tokenizer.ggml.tokens"]
+    start, pad, end, video = (tokens.index(text) for text in IMAGE_TOKENS)
+    model = seeing_model(arch, vocab_size=len(tokens), max_position_embeddings=1024, **changes)
+    model.whole.config.image_token_id = model.whole.model.config.image_token_id = pad
+    model.whole.config.video_token_id = model.whole.model.config.video_token_id = video
+    text = write_gguf(
+        folder / "text.gguf", {**metadata_of(model.text), **words}, tensors_of(model.text)
+    )
+    return Files(model, text, projector(folder / "mmproj.gguf", model), start, pad, end)
+
+
+@torch.no_grad()
+def whole_logits(model, ids, images, max_pixels=2**16):
+    """f32[T, V] of a text whose placeholders are already as many as its images have rows."""
+    ids = torch.tensor([ids])
+    if not images:
+        return model.whole(input_ids=ids).logits[0]
+    made = processor_of(model, max_pixels)(
+        images=[np.asarray(image) for image in images], return_tensors="pt", input_data_format="channels_last"
+    )
+    kinds = (ids == model.whole.config.image_token_id).int()
+    return model.whole(
+        input_ids=ids,
+        pixel_values=made["pixel_values"].float(),
+        image_grid_thw=made["image_grid_thw"],
+        mm_token_type_ids=kinds,
+    ).logits[0]
