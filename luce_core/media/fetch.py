@@ -133,6 +133,8 @@ class Fetcher:
                 raise RequestError(f"it is larger than {self.most_bytes} bytes")
             if time.monotonic() >= until:
                 raise TimeoutError
+        if time.monotonic() >= until:  # cut off, which looks like an end
+            raise TimeoutError
         if answer.length:
             raise RequestError(f"{host!r} ended it {answer.length} bytes early")
         return bytes(content)
@@ -200,12 +202,14 @@ def _connected(
     """A connection to `address` that speaks to `host`, cut off at `until` whatever the other side does."""
     left = max(0.001, until - time.monotonic())
     raw: Any = socket.create_connection((address, port), timeout=left)
+    if tls is not None:
+        raw = tls.wrap_socket(raw, server_hostname=host, do_handshake_on_connect=False)
     cut = threading.Timer(max(0.0, until - time.monotonic()), _cut, (raw,))
     cut.daemon = True
     cut.start()
     try:
         if tls is not None:
-            raw = tls.wrap_socket(raw, server_hostname=host)
+            raw.do_handshake()
         usual = port == PORTS["http" if tls is None else "https"]
         shown = f"[{host}]" if ":" in host else host
         link = http.client.HTTPConnection(shown if usual else f"{shown}:{port}")
@@ -219,6 +223,6 @@ def _connected(
 
 def _cut(raw: socket.socket) -> None:
     try:
-        raw.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(raw, socket.SHUT_RDWR)  # of a TLS socket too: the wire, no parting words
     except OSError:  # it ended by itself just now
         return
