@@ -67,6 +67,10 @@ class Calls:
 
     # --- a call
 
+    def knows(self, name: str) -> bool:
+        """Whether a tool of this name is declared."""
+        return name in self._turn.tools
+
     def begin(self, name: str) -> None:
         """A call of a declared tool. Raises Malformed for any other name."""
         schema = self._turn.tools.get(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from luce_core.text.chat_formats.calls import NAME_CHARS, Calls, Malformed
+from luce_core.text.chat_formats.calls import Calls, Malformed
 from luce_core.text.chat_formats.json_text import (
     expect,
     parse_key,
@@ -62,10 +62,7 @@ class BareJson:
             calls.end()
             yield from source.skip()
             yield from source.starts(";")
-            yield from source.skip()
-            if (yield from source.see(1)) != "{":
-                return
-            source.take(1)
+            yield from expect(source, "{")  # what is no call is read again, as text
 
 
 def read_call(source: Source, calls: Calls) -> Reading[None]:
@@ -74,17 +71,16 @@ def read_call(source: Source, calls: Calls) -> Reading[None]:
     The arguments stream where the name comes before them. `{"function": {...}}` around both is accepted.
     Raises Malformed.
     """
-    held = ""
+    name = held = ""
     yield from source.skip()
     while True:
         key = yield from read_key(source)
         yield from source.skip()
-        if key == "name" and not calls.open:
-            calls.begin((yield from _name(source)))
-            if held:
-                whole_arguments(held, calls)
-        elif key in ARGUMENTS and calls.open and not held:
-            held = yield from _arguments(source, calls)
+        if key == "name" and not name:
+            name = yield from _name(source, calls)
+        elif key in ARGUMENTS and name and not calls.open and (yield from source.see(1)) == "{":
+            calls.begin(name)
+            yield from read_arguments(source, calls)
         elif key in ARGUMENTS and not held:
             held = yield from _object_text(source)
         elif key == "function" and not calls.open and (yield from source.see(1)) == "{":
@@ -92,35 +88,29 @@ def read_call(source: Source, calls: Calls) -> Reading[None]:
             yield from read_call(source, calls)
         else:
             yield from read_value(source)  # an id, a type
+        if name and held and not calls.open:
+            calls.begin(name)
+            whole_arguments(held, calls)
         yield from source.skip()
         found = yield from source.starts(",", "}")
-        if not found or (found == "}" and not calls.open):
+        if not found:
             raise Malformed
         if found == "}":
+            if not calls.open:
+                calls.begin(name)
             return
 
 
-def _name(source: Source) -> Reading[str]:
+def _name(source: Source, calls: Calls) -> Reading[str]:
+    """Read the name of a declared tool. Raises Malformed."""
     if not (yield from source.starts('"')):
         raise Malformed
     parts: list[str] = []
-
-    def keep(text: str) -> None:
-        parts.append(text)
-
-    yield from read_string(source, keep)
-    if sum(map(len, parts)) > NAME_CHARS:
+    yield from read_string(source, parts.append)
+    name = parse_key("".join(parts))
+    if not calls.knows(name):
         raise Malformed
-    return parse_key("".join(parts))
-
-
-def _arguments(source: Source, calls: Calls) -> Reading[str]:
-    """Arguments of the open call, as an object or as a string that holds one; returns what is not empty."""
-    if (yield from source.see(1)) == "{":
-        yield from read_arguments(source, calls)
-    else:
-        whole_arguments((yield from _object_text(source)), calls)
-    return "{}"
+    return name
 
 
 def _object_text(source: Source) -> Reading[str]:

@@ -162,13 +162,19 @@ class TagParser:
     def _tag(self, found: str) -> Reading[None]:
         thought = self._format.thought
         if found in self._format.ends:
-            self._space = ""
+            self._drop()
             self.over = True
         elif thought and found == thought.open:
-            self._space = ""
+            self._drop()
             self._said = False
             yield from self._think()
-        elif not (thought and found == thought.close):  # a second closing tag closes nothing
+        elif thought and found == thought.close:  # there is nothing to close
+            if self._said:
+                self._flush()
+            else:
+                self._drop()
+                yield from self._source.skip(thought.trim)
+        else:
             yield from self._call(found)
 
     def _think(self) -> Reading[None]:
@@ -223,6 +229,9 @@ class TagParser:
         if kept:
             self._said = True
             self._emit(ContentDelta(kept))
+
+    def _drop(self) -> None:
+        self._space = ""
 
     def _flush(self) -> None:
         if self._space:

@@ -1,0 +1,29 @@
+"""The core's contract kit on the chat format."""
+
+from __future__ import annotations
+
+import json
+
+from luce_core.testing.chat_contract import ChatFormatContract
+
+
+class TestChat(ChatFormatContract):
+    hooks = "luce_arch_bailing.hooks"
+    name = "bailing"
+    template = "<tool_call><arg_key>"
+    unwritable = ("</arg_value>",)
+    open_tail = "<role>ASSISTANT</role>\n<think>"
+
+    def write_calls(self, calls):
+        def pair(key, value):
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            return f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n"
+
+        def call(name, arguments):
+            pairs = "".join(pair(key, value) for key, value in arguments.items())
+            return f"\n<tool_call>{name}\n{pairs}</tool_call>"
+
+        return "".join(call(name, arguments) for name, arguments in calls)
+
+    def write_thought(self, thought):
+        return f"<think>\n{thought}\n</think>\n"
