@@ -50,9 +50,12 @@ class GeometryContract(Contract):
                 )
                 spec = describe(registry, path, CacheOptions(0))
                 subject = f"{geometry.name} in {quant}"
-                assert spec.parameters == geometry.parameters, subject
+                stored = spec.stored.values()
+                parameters = spec.parameters + sum(size.parameters for size in stored)
+                weight_bytes = spec.weight_bytes + sum(size.num_bytes for size in stored)
+                assert parameters == geometry.parameters, subject
                 assert spec.vocab == geometry.vocab, subject
-                assert spec.weight_bytes == synth.num_bytes(geometry, quant), subject
+                assert weight_bytes == synth.num_bytes(geometry, quant), subject
                 assert 0 < spec.active_bytes <= spec.weight_bytes, subject
 
     def test_names_and_aliases_are_of_one_geometry(self) -> None:
