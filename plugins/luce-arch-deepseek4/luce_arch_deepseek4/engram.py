@@ -80,7 +80,9 @@ def read_engram(header: GgufHeader, vocab: int, num_layers: int) -> EngramParams
         multipliers=_counted(
             header, "{a}.engram.multipliers", len(layers) * size, _multipliers(layers, size, compressed)
         ),
-        primes=(primes := _counted(header, "{a}.engram.primes", buckets, _primes(buckets), low=1)),
+        primes=(
+            primes := _counted(header, "{a}.engram.primes", buckets, primes_from(ROWS_FROM, buckets), low=1)
+        ),
         offsets=_counted(header, "{a}.engram.offsets", buckets, _offsets(primes, (size - 1) * heads)),
     )
     _check_sizes(header, params)
@@ -123,9 +125,9 @@ def _compressed(header: GgufHeader, vocab: int) -> tuple[int, ...]:
 # --- what early files leave out
 
 
-def _primes(wanted: int) -> Iterable[int]:
-    """The primes from `ROWS_FROM` on; lazily."""
-    return islice((n for n in count(ROWS_FROM) if all(n % d for d in range(2, isqrt(n) + 1))), wanted)
+def primes_from(start: int, wanted: int) -> Iterable[int]:
+    """The first so many primes from `start` (2 or more) on, one by one."""
+    return islice((n for n in count(start) if all(n % d for d in range(2, isqrt(n) + 1))), wanted)
 
 
 def _offsets(primes: Sequence[int], per_table: int) -> Iterable[int]:

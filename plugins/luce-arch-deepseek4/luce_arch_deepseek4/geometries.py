@@ -86,9 +86,9 @@ def geometries() -> list[Geometry]:
     ]
 
 
-def with_prefix(keys: Mapping[str, Any]) -> dict[str, Any]:
+def with_prefix(keys: Mapping[str, Any], arch: str = ARCH) -> dict[str, Any]:
     """Metadata of a file."""
-    return {"general.architecture": ARCH, **{f"{ARCH}.{key}": value for key, value in keys.items()}}
+    return {"general.architecture": arch, **{f"{arch}.{key}": value for key, value in keys.items()}}
 
 
 def shapes_of(keys: Mapping[str, Any]) -> Shapes:
@@ -98,18 +98,34 @@ def shapes_of(keys: Mapping[str, Any]) -> Shapes:
     shapes |= {"output_hc_fn": (n, n * width), "output_hc_base": (n,), "output_hc_scale": (1,)}
     for layer in range(keys["block_count"]):
         own = _attention(keys, keys["attention.compress_ratios"][layer])
-        for name in ("hc_attn", "hc_ffn"):
-            mixed = n + n + n * n
-            own |= {f"{name}_fn": (mixed, n * width), f"{name}_base": (mixed,), f"{name}_scale": (3,)}
-        own |= _experts(keys, layer < keys["hash_layer_count"])
+        own |= expert_shapes(keys, layer < keys["hash_layer_count"])
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in own.items()}
+    return full_names(shapes)
+
+
+def full_names(shapes: Shapes) -> Shapes:
+    """As files spell them."""
     return {name if ".bias" in name else f"{name}.weight": shape for name, shape in shapes.items()}
 
 
 def _attention(keys: Mapping[str, Any], ratio: int) -> Shapes:
     width, dim, rank = keys["embedding_length"], keys["attention.key_length"], keys["attention.q_lora_rank"]
+    own = near_shapes(keys)
+    if ratio:
+        own |= _compressor("attn_compressor", width, dim, ratio)
+    if ratio == 4:
+        index_heads, index_dim = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]
+        own |= {"indexer.attn_q_b": (index_heads * index_dim, rank), "indexer.proj": (index_heads, width)}
+        own |= _compressor("indexer_compressor", width, index_dim, ratio)
+    return own
+
+
+def near_shapes(keys: Mapping[str, Any]) -> Shapes:
+    """Attention to the newest tokens, both norms, what mixes the streams."""
+    width, dim, rank = keys["embedding_length"], keys["attention.key_length"], keys["attention.q_lora_rank"]
     heads, groups = keys["attention.head_count"], keys["attention.output_group_count"]
     low = groups * keys["attention.output_lora_rank"]
+    n = keys["hyper_connection.count"]
     own: Shapes = {
         "attn_norm": (width,),
         "ffn_norm": (width,),
@@ -122,12 +138,9 @@ def _attention(keys: Mapping[str, Any], ratio: int) -> Shapes:
         "attn_output_a": (low, heads * dim // groups),
         "attn_output_b": (width, low),
     }
-    if ratio:
-        own |= _compressor("attn_compressor", width, dim, ratio)
-    if ratio == 4:
-        index_heads, index_dim = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]
-        own |= {"indexer.attn_q_b": (index_heads * index_dim, rank), "indexer.proj": (index_heads, width)}
-        own |= _compressor("indexer_compressor", width, index_dim, ratio)
+    for name in ("hc_attn", "hc_ffn"):
+        mixed = n + n + n * n
+        own |= {f"{name}_fn": (mixed, n * width), f"{name}_base": (mixed,), f"{name}_scale": (3,)}
     return own
 
 
@@ -141,7 +154,8 @@ def _compressor(name: str, width: int, dim: int, ratio: int) -> Shapes:
     }
 
 
-def _experts(keys: Mapping[str, Any], hashed: bool) -> Shapes:
+def expert_shapes(keys: Mapping[str, Any], hashed: bool = False) -> Shapes:
+    """Router, routed and shared experts."""
     width, ffn, count = keys["embedding_length"], keys["expert_feed_forward_length"], keys["expert_count"]
     own: Shapes = {"ffn_gate_inp": (count, width)}
     for end, stack in (("_exps", (count,)), ("_shexp", ())):

@@ -25,6 +25,7 @@ def luce_register_archs() -> list[ArchSpec]:
             names=("deepseek41",),
             describe="luce_arch_deepseek4.v41_describe:describe",
             build="luce_arch_deepseek4.v41_network:build",
+            geometries="luce_arch_deepseek4.v41_geometries:geometries",
             chat=("deepseek4",),
         ),
     ]

@@ -99,6 +99,7 @@ def _check_tensors(header: GgufHeader, params: SharedParams) -> None:
             shapes |= _far_shapes(width, attention, params.indexer, layer)
         check_tensors(header, shapes, blk)
         check_moe(header, blk, params, layer)
+    _check_tables_are_named(header, params)
     if params.engram is not None:
         _check_engram(header, params, params.engram)
 
@@ -126,10 +127,14 @@ def _check_engram(header: GgufHeader, params: SharedParams, engram: EngramParams
         }
         check_tensors(header, shapes, f"blk.{layer}.")
         name, needed = f"{table_of(layer)}.weight", engram.num_rows(place)
-        rows = header.tensor(name).shape[0]
-        header.tensor(name, (max(rows, needed), engram.width))  # more rows than are named do no harm
+        rows, *more = header.tensor(name).shape
+        # More rows than are named do no harm.
+        header.tensor(name, (rows if len(more) == 1 and rows > needed else needed, engram.width))
+
+
+def _check_tables_are_named(header: GgufHeader, params: SharedParams) -> None:
+    named = params.engram.layers if params.engram is not None else ()
     for layer in range(params.num_layers):
-        name = f"{table_of(layer)}.weight"
-        if layer not in engram.layers and name in header.tensors:
-            got, wanted = f"is {list(engram.layers)}", f"layer {layer} among them, which has a table"
-            raise bad_key(header, "{a}.engram.layer_ids", got, wanted)
+        if layer not in named and f"{table_of(layer)}.weight" in header.tensors:
+            wanted = f"layer {layer} among them, which has a table"
+            raise bad_key(header, "{a}.engram.layer_ids", f"is {list(named)}", wanted)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 
 import numpy as np
+from luce_arch_deepseek4.v41_geometries import shapes_of
 
 from luce_core.testing.gguf_factory import write_gguf
 
@@ -150,81 +152,18 @@ def text_of(length=LENGTH, seed=1):
     return np.random.default_rng(seed).integers(0, BASE["vocab_size"], length).tolist()
 
 
-def shapes_of(keys):
-    """Every tensor of such a file, without ".weight". Torch order."""
-    width, n, vocab = keys["embedding_length"], keys["hyper_connection.count"], keys["vocab_size"]
-    shapes = {"token_embd": (vocab, width), "output_norm": (width,), "output": (vocab, width)}
-    for layer in range(keys["block_count"]):
-        own = {**_attention(keys, layer), **_experts(keys)}
-        for part in ("attn", "ffn"):
-            mixed = n + n + n * n
-            own |= {f"{part}_norm": (width,), f"hc_{part}_fn": (mixed, n * width)}
-            own |= {f"hc_{part}_base": (mixed,), f"hc_{part}_scale": (3,)}
-        if layer in keys.get("engram.layer_ids", ()):
-            own |= _engram(keys, layer)
-        shapes |= {f"blk.{layer}.{name}": shape for name, shape in own.items()}
-    return {name if name.endswith(".bias") else f"{name}.weight": shape for name, shape in shapes.items()}
+def tensors_of(keys):
+    """Shapes of every tensor of such a file."""
+    return shapes_of(keys, keys.get("sources", ()), keys.get("indexers", ()))
 
 
-def _attention(keys, layer):
-    width, dim, rank = keys["embedding_length"], keys["attention.key_length"], keys["attention.q_lora_rank"]
-    heads, groups = keys["attention.head_count"], keys["attention.output_group_count"]
-    index_heads, index_dim = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]
-    low = groups * keys["attention.output_lora_rank"]
-    own = {
-        "attn_q_a": (rank, width),
-        "attn_q_a_norm": (rank,),
-        "attn_q_b": (heads * dim, rank),
-        "attn_kv": (dim, width),
-        "attn_kv_a_norm": (dim,),
-        "attn_sinks": (heads,),
-        "attn_output_a": (low, heads * dim // groups),
-        "attn_output_b": (width, low),
-    }
-    if layer in keys.get("sources", ()):
-        own |= {"attn_compressor_kv": (dim, width), "attn_compressor_norm": (dim,)}
-        own |= {"indexer.attn_k": (index_dim, dim), "indexer.k_norm": (index_dim,)}
-        if keys["attention.compress_ratios"][layer] > 1:
-            own["attn_compressor_gate"] = (dim, width)
-    if layer in keys.get("indexers", ()):
-        own |= {"indexer.attn_q_b": (index_heads * index_dim, rank), "indexer.proj": (index_heads, width)}
-    return own
+def random_tensors(keys, seed=10):
+    """f32 numbers for every tensor, norms and scalars included; of a tensor always the same."""
+    return {name: _numbers(seed, name, shape) for name, shape in tensors_of(keys).items()}
 
 
-def _experts(keys):
-    width, ffn, count = keys["embedding_length"], keys["expert_feed_forward_length"], keys["expert_count"]
-    own = {"ffn_gate_inp": (count, width), "exp_probs_b.bias": (count,)}
-    for end, stack in (("_exps", (count,)), ("_shexp", ())):
-        own |= {f"ffn_gate{end}": (*stack, ffn, width), f"ffn_up{end}": (*stack, ffn, width)}
-        own[f"ffn_down{end}"] = (*stack, width, ffn)
-    return own
-
-
-def table_rows(keys, layer):
-    place = list(keys["engram.layer_ids"]).index(layer)
-    buckets = (keys["engram.max_ngram_size"] - 1) * keys["engram.head_count"]
-    return int(sum(int(p) for p in keys["engram.primes"][place * buckets : (place + 1) * buckets]))
-
-
-def _engram(keys, layer):
-    width, n, size = keys["embedding_length"], keys["hyper_connection.count"], keys["engram.key_length"]
-    buckets = (keys["engram.max_ngram_size"] - 1) * keys["engram.head_count"]
-    return {
-        "engram_embd": (table_rows(keys, layer), size),
-        "engram_wkv": ((n + 1) * width, buckets * size),
-        "engram_q": (n, width),
-        "engram_k": (n, width),
-    }
-
-
-def random_tensors(keys, seed=7):
-    """f32 numbers for every tensor, norms and scalars included; the same for the same keys and seed."""
-    rng = np.random.default_rng(seed)
-    return {name: _numbers(rng, name, shape) for name, shape in shapes_of(keys).items()}
-
-
-def _numbers(rng, name, shape):
-    noise = rng.standard_normal(shape)
+def _numbers(seed, name, shape):
+    noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape)
     if "norm" in name or name.endswith(("engram_q.weight", "engram_k.weight")):
         noise = 1 + 0.3 * noise
     elif name.endswith("scale.weight"):
