@@ -28,7 +28,17 @@ from luce_core.option_fields import show_size
 from luce_core.options import Options
 from luce_core.plan_fields import MODELS, PART_KINDS, REPORT, Fields
 from luce_core.plan_media import add_projector
-from luce_core.plan_memory import MEMORY_SHARE, Demand, Fit, fit, strides_block, weight_bytes
+from luce_core.plan_memory import (
+    MEMORY_SHARE,
+    MEMORY_SIZES,
+    Demand,
+    Fit,
+    Room,
+    fit,
+    rooms,
+    strides_block,
+    weight_bytes,
+)
 from luce_core.plan_models import TARGET, Companions, Described
 from luce_core.registry import Registry, Supplied, choices, declarations, resolve
 
@@ -53,6 +63,40 @@ def make_plan(
     devices: what there is, by default asked of the hardware plugins. Raises PlanError with every fatal
     problem found; what is not fatal is in the plan's `problems`.
     """
+    draft = make_draft(options, header, registry, devices)
+    draft.check_memory()
+    plan, fields = draft.freeze(), draft.fields
+    answers, failures = registry.ask("luce_check_plan", Problem, plan=plan)
+    fields.problems += [*failures, *(problem for _, found in answers for problem in found)]
+    fields.raise_fatal()
+    return evolve(plan, problems=tuple(fields.problems))
+
+
+def what_fits(
+    options: Options,
+    header: GgufHeader,
+    registry: Registry,
+    devices: Sequence[DeviceInfo] | None = None,
+    memory: Sequence[int] = MEMORY_SIZES,
+) -> tuple[str, tuple[Room, ...]]:
+    """The plan's device, and what one sequence would get on it, had it so many bytes of memory.
+
+    Raises PlanError as `make_plan` does, but never for want of memory.
+    """
+    draft = make_draft(options, header, registry, devices)
+    draft.fields.raise_fatal()
+    return draft.device.id, rooms(draft.demand(), draft.device, memory)
+
+
+def make_draft(
+    options: Options,
+    header: GgufHeader,
+    registry: Registry,
+    devices: Sequence[DeviceInfo] | None = None,
+) -> Draft:
+    """A plan with everything decided and the memory not yet judged. Raises PlanError without a device or an
+    architecture.
+    """
     fields = Fields(options, registry)
     fields.problems += registry.problems
     if devices is None:
@@ -73,14 +117,7 @@ def make_plan(
     check_parts(fields, draft.capabilities())
     check_layers(fields, draft.device)
     draft.settle_companions()
-    draft.check_memory()
-    plan = draft.freeze()
-    answers, failures = registry.ask("luce_check_plan", Problem, plan=plan)
-    fields.problems += [*failures, *(problem for _, found in answers for problem in found)]
-    fatal = [problem for problem in fields.problems if problem.fatal]
-    if fatal:
-        raise PlanError(fatal)
-    return evolve(plan, problems=tuple(fields.problems))
+    return draft
 
 
 # --- device, architecture, parts, ops: each looks at its fields and reports what is wrong
@@ -267,7 +304,7 @@ class Draft:
         self.spec = self.model.spec(self._wanted_context())
         self.companions.update(self.spec, self._wanted_context())
         self._derive()
-        self.fitted = fit(self._demand(), self.device, int(fields.values["memory.limit_bytes"]))
+        self.fitted = fit(self.demand(), self.device, int(fields.values["memory.limit_bytes"]))
         if not self._wanted_context():
             fields.decide("context", self.fitted.context, self.fitted.reason)
         sizes = self.fitted.sizes
@@ -300,7 +337,8 @@ class Draft:
         chosen = self.fields.values["execution.op_layers"] if op_layers is None else op_layers
         return weight_bytes(spec, self._layers(chosen))
 
-    def _demand(self) -> Demand:
+    def demand(self) -> Demand:
+        """What memory is divided among."""
         values, specs = self.fields.values, self.companions.specs
         layers = {request.name: request.op_layers for request in values[MODELS]}
         others = {name: self._weight_bytes(spec, layers[name])[0] for name, spec in specs.items()}

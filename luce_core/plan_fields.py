@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from luce_core.contracts import ModelRequest, PartKind, PlanPatch, Problem, Provenance
 from luce_core.core_options import CoreOptions
-from luce_core.errors import PluginError
+from luce_core.errors import PlanError, PluginError
 from luce_core.option_fields import OptionField
 from luce_core.options import USER, Options
 from luce_core.registry import CORE, Registry, check_types, closest
@@ -49,6 +49,12 @@ class Fields:
     def problem(self, message: str, fix: str, *, fatal: bool = True) -> None:
         """Remember a problem; all are reported together."""
         self.problems.append(Problem(message, fix, fatal))
+
+    def raise_fatal(self) -> None:
+        """PlanError with all that is fatal, if anything is."""
+        fatal = [problem for problem in self.problems if problem.fatal]
+        if fatal:
+            raise PlanError(fatal)
 
     def by_user(self, name: str) -> bool:
         """Whether the field is the user's own word."""

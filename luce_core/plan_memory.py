@@ -7,7 +7,15 @@ from math import lcm
 
 from attrs import Factory, evolve, frozen
 
-from luce_core.cache.layout import block_bytes, log_bytes, needs_checkpoints, slot_bytes, state_bytes
+from luce_core.cache.layout import (
+    block_bytes,
+    log_bytes,
+    needs_checkpoints,
+    slot_bytes,
+    state_bytes,
+    token_bytes,
+    window_bytes,
+)
 from luce_core.contracts import (
     SCORE_LOGITS_BYTES,
     BackendPlan,
@@ -30,6 +38,9 @@ MIN_CONTEXT_TOKENS = 256
 CHECKPOINTS = "checkpoints"
 SWAPPED = "state that gave way"
 """Owners of claims on host memory."""
+
+MEMORY_SIZES = tuple(size << 30 for size in (8, 12, 16, 24, 32, 48, 80, 128))
+"""Of devices people have."""
 
 SPARE_BLOCKS = 1
 """Per sequence and group: the private copy of a shared block that is being written to."""
@@ -118,16 +129,14 @@ def fit(demand: Demand, device: DeviceInfo, limit_bytes: int) -> Fit:
     context = demand.context or demand.target.context
     reason = "as trained" if not demand.context else ""
     block, other = _block_cost(demand), _other_bytes(demand, context)
-    pages_room = room - other
-    if demand.cache_bytes:
-        pages_room = min(pages_room, demand.cache_bytes - _window_bytes(demand, context))
-    if not demand.context and block and _blocks(demand, context) * block > pages_room:
-        fitting = (pages_room // block - SPARE_BLOCKS) * demand.block_tokens - demand.max_held_rows
-        fitting -= fitting % demand.block_tokens
+    pages_room = _pages_room(demand, room, context)
+    if not demand.context and _blocks(demand, context) * block > pages_room:
+        fitting = _longest(demand, room)
         if fitting >= min(MIN_CONTEXT_TOKENS, context):
             limited = "--cache-bytes" if demand.cache_bytes and pages_room < room - other else device.id
             reason = f"what fits {limited}; the model was trained for {context}"
             context = fitting
+            other, pages_room = _other_bytes(demand, context), _pages_room(demand, room, context)
     one = _blocks(demand, context)
     short = max(0, one * block - pages_room)
     full_blocks = max(one, min(demand.max_sequences * one, pages_room // block if block else one))
@@ -135,6 +144,28 @@ def fit(demand: Demand, device: DeviceInfo, limit_bytes: int) -> Fit:
     claims = (*fixed, *_state_claims(demand, device, sizes, full_blocks - one))
     in_cache = bool(demand.cache_bytes) and pages_room < room - other
     return Fit(context, sizes, claims, reason, short, in_cache)
+
+
+def _pages_room(demand: Demand, room: int, context: int) -> int:
+    """Of `room`, what is left for groups without a window when one sequence has that context."""
+    left = room - _other_bytes(demand, context)
+    if demand.cache_bytes:
+        left = min(left, demand.cache_bytes - _window_bytes(demand, context))
+    return left
+
+
+def _longest(demand: Demand, room: int) -> int:
+    """The longest context that fits, in whole blocks; what windows take grows with it too. 0 = none does."""
+    block = _block_cost(demand)
+    low, high = 0, demand.target.context // demand.block_tokens
+    while low < high:
+        middle = (low + high + 1) // 2
+        context = middle * demand.block_tokens
+        if _blocks(demand, context) * block <= _pages_room(demand, room, context):
+            low = middle
+        else:
+            high = middle - 1
+    return low * demand.block_tokens
 
 
 def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
@@ -245,6 +276,74 @@ def _sizes(demand: Demand, context: int, full_blocks: int) -> StateSizes:
         for group in layout.groups
     }
     return evolve(_blank(demand), num_blocks=blocks)
+
+
+@frozen
+class StateFacts:
+    """What a sequence of a model costs."""
+
+    token_bytes: int
+    """Of each token of its context."""
+    window_bytes: Mapping[int, int]
+    """Window -> of each of its newest tokens."""
+    sequence_bytes: int
+    """However long it is."""
+
+
+def state_facts(spec: ModelSpec, k_type: str = "f16", v_type: str = "f16") -> StateFacts:
+    """For a cache in these types."""
+    block = strides_block(1, spec.layout.groups)
+    sizes = StateSizes(block, {}, 1, 1, k_type, v_type)
+    return StateFacts(
+        token_bytes(spec.layout, sizes), window_bytes(spec.layout, sizes), slot_bytes(spec.layout, sizes)
+    )
+
+
+# --- what if the device had another size
+
+
+@frozen
+class Room:
+    """What one sequence would get on a device of some size."""
+
+    memory_bytes: int
+    limit_bytes: int
+    """Of it, what a plan uses."""
+    needed_bytes: int
+    """What goes first: weights, workspace, and the state of a sequence that does not grow with it."""
+    context: int
+    """Tokens; 0 = it does not fit."""
+    trained: bool
+    """Whether that is all the model was trained for."""
+    state_bytes: int
+    """Of one sequence with that context."""
+    short_bytes: int = 0
+    """What is missing for the shortest context offered."""
+
+
+def rooms(demand: Demand, device: DeviceInfo, memory: Sequence[int]) -> tuple[Room, ...]:
+    """What a sequence that is alone would get, by size of the device's memory."""
+    alone = evolve(demand, max_sequences=1, context=0)
+    return tuple(_room(alone, device, size) for size in memory)
+
+
+def _room(demand: Demand, device: DeviceInfo, memory_bytes: int) -> Room:
+    limit, trained = int(MEMORY_SHARE * memory_bytes), demand.target.context
+    found = fit(demand, device, limit)
+    if found.short_bytes:
+        found = fit(evolve(demand, context=min(MIN_CONTEXT_TOKENS, trained)), device, limit)
+    own = [claim for claim in found.claims if claim.device == device.id]
+    state = sum(claim.num_bytes for claim in own if claim.kind == "state")
+    grows = _blocks(demand, found.context) * _block_cost(demand)
+    return Room(
+        memory_bytes=memory_bytes,
+        limit_bytes=limit,
+        needed_bytes=sum(claim.num_bytes for claim in own) - grows,
+        context=0 if found.short_bytes else found.context,
+        trained=found.context == trained,
+        state_bytes=state,
+        short_bytes=found.short_bytes,
+    )
 
 
 # --- what bandwidth allows

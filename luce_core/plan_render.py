@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,13 +13,14 @@ from luce_core.contracts import BackendPlan, ModelSpec, PartSpec, StateSizes
 from luce_core.option_fields import show_size
 from luce_core.plan import suppliers
 from luce_core.plan_fields import MODELS, words
-from luce_core.plan_memory import roofline
+from luce_core.plan_memory import Room, roofline, state_facts
 from luce_core.registry import CORE, Registry, Supplied
 
 
 def render_plan(plan: BackendPlan, registry: Registry, *, verbose: bool = True) -> RenderableType:
     """The plan as tables. verbose: with every field and its provenance; the start-up banner goes without."""
-    parts: list[RenderableType] = [_model_line(plan), *_companion_lines(plan, registry)]
+    parts: list[RenderableType] = [_model_line(plan), Text(state_words(plan.models[0].spec, plan.values))]
+    parts += _companion_lines(plan, registry)
     parts += [_parts_table(plan, registry), _memory_table(plan)]
     parts += [Text(line) for line in roofline_lines(plan)]
     if verbose:
@@ -39,6 +40,32 @@ def _model_line(plan: BackendPlan) -> Text:
         f"{show_size(spec.weight_bytes)}, on {model.layer_device[0]}, "
         f"context {plan.number('context'):,} tokens{_stored(spec)}"
     )
+
+
+def state_words(spec: ModelSpec, values: Mapping[str, Any]) -> str:
+    """What a sequence costs. values: fields of the plan, for the types of the cache."""
+    facts = state_facts(spec, values["cache.k_type"], values["cache.v_type"])
+    words = [f"{show_size(facts.token_bytes)} per token"] if facts.token_bytes else []
+    words += [
+        f"{show_size(size)} per token of the newest {window:,}" for window, size in facts.window_bytes.items()
+    ]
+    words += [f"{show_size(facts.sequence_bytes)} that does not grow"] if facts.sequence_bytes else []
+    types = " and ".join(dict.fromkeys((values["cache.k_type"], values["cache.v_type"])))
+    return f"State of a sequence, cache in {types}: {', '.join(words) or 'none'}."
+
+
+def rooms_table(rooms: Sequence[Room], device: str) -> Table:
+    """What fits devices of several sizes."""
+    columns = ("memory", "used", "fixed", "context", "state")
+    table = _table(f"What one sequence gets, had {device} so much memory", columns)
+    for room in rooms:
+        sizes = [show_size(size) for size in (room.memory_bytes, room.limit_bytes, room.needed_bytes)]
+        if room.short_bytes:
+            table.add_row(*sizes, f"does not fit, short of {show_size(room.short_bytes)}", "")
+        else:
+            all_of_it = " (all it was trained for)" if room.trained else ""
+            table.add_row(*sizes, f"{room.context:,}{all_of_it}", show_size(room.state_bytes))
+    return table
 
 
 def _stored(spec: ModelSpec) -> str:

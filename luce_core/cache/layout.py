@@ -76,6 +76,16 @@ def needs_checkpoints(layout: StateLayout) -> bool:
     return bool(layout.slots) or any(group.window is not None for group in layout.groups)
 
 
+def window_bytes(layout: StateLayout, sizes: StateSizes) -> dict[int, int]:
+    """Window -> bytes that each of its tokens takes, over the groups with that window."""
+    found: dict[int, int] = {}
+    for group in layout.groups:
+        if group.window is not None:
+            per_token = -(-block_bytes(layout, group.name, sizes) // sizes.block_tokens)
+            found[group.window] = found.get(group.window, 0) + per_token
+    return found
+
+
 def token_bytes(layout: StateLayout, sizes: StateSizes) -> int:
     """Bytes one more token of context takes in groups without a window, rounded up."""
     blocks = sum(block_bytes(layout, g.name, sizes) for g in layout.groups if g.window is None)

@@ -9,8 +9,10 @@ import click
 from luce_core.cli.console import console, print_json, say, table
 from luce_core.cli.flags import ModelName
 from luce_core.cli.session import Session
-from luce_core.errors import PluginError
+from luce_core.contracts import CacheOptions, ModelSpec
+from luce_core.errors import LuceError, PluginError
 from luce_core.option_fields import show_size
+from luce_core.registry import guarded, resolve
 
 if TYPE_CHECKING:
     from luce_core.gguf import GgufHeader, Summary
@@ -57,6 +59,56 @@ def served_by(header: GgufHeader, registry: Registry) -> str:
     return f"Architecture {header.family!r} is served by {registry.title(supplied.plugin)}."
 
 
+def described(header: GgufHeader, registry: Registry) -> ModelSpec | str | None:
+    """What its plugin makes of the file: a spec, or why there is none; None without a plugin."""
+    try:
+        supplied = registry.arch(header.family)
+        subject = f"Architecture {header.family!r} of {registry.title(supplied.plugin)}"
+        make = resolve(supplied.value.describe, subject)
+    except PluginError:
+        return None  # `served_by` says so
+    try:
+        spec: ModelSpec = guarded(subject, lambda: make(header, CacheOptions(0)))
+    except LuceError as error:
+        return str(error)
+    return spec
+
+
+def model_words(spec: ModelSpec) -> list[str]:
+    """The model in numbers: what the plan would begin with."""
+    from luce_core.plan_render import state_words
+
+    return [
+        f"{spec.parameters / 1e6:,.1f} M parameters in {spec.num_layers} layers, trained for "
+        f"{spec.context:,} tokens; a decoded token reads {show_size(spec.active_bytes)} of weights.",
+        state_words(spec, {"cache.k_type": "f16", "cache.v_type": "f16"}),
+    ]
+
+
+def _model_data(found: ModelSpec | str | None) -> dict[str, object] | None:
+    from luce_core.plan_memory import state_facts
+
+    if found is None:
+        return None
+    if isinstance(found, str):
+        return {"problem": found}
+    facts = state_facts(found)
+    return {
+        "parameters": found.parameters,
+        "weight_bytes": found.weight_bytes,
+        "active_bytes": found.active_bytes,
+        "layers": found.num_layers,
+        "context": found.context,
+        "vocab": found.vocab,
+        "state": {
+            "cache_type": "f16",
+            "token_bytes": facts.token_bytes,
+            "window_bytes": {str(window): size for window, size in facts.window_bytes.items()},
+            "sequence_bytes": facts.sequence_bytes,
+        },
+    }
+
+
 def as_data(header: GgufHeader, summary: Summary, registry: Registry) -> dict[str, object]:
     """The file for `--json`."""
     return {
@@ -64,6 +116,7 @@ def as_data(header: GgufHeader, summary: Summary, registry: Registry) -> dict[st
         "architecture": header.arch,
         "served": bool(registry.declared.get(f"arch.{header.family}")),
         "served_by": served_by(header, registry),
+        "model": _model_data(described(header, registry)),
         "gguf_version": header.version,
         "weights": summary.num_weights,
         "bytes": summary.num_bytes,
@@ -80,15 +133,25 @@ def as_data(header: GgufHeader, summary: Summary, registry: Registry) -> dict[st
 
 def _show(header: GgufHeader, summary: Summary, registry: Registry, all_tensors: bool) -> None:
     shards = f" in {summary.num_shards} files" if summary.num_shards > 1 else ""
-    say(f"{header.path}: GGUF {header.version}, {summary.num_weights / 1e6:.1f} M weights, "
-        f"{show_size(summary.num_bytes)}{shards}")
+    say(
+        f"{header.path}: GGUF {header.version}, {summary.num_weights / 1e6:.1f} M weights, "
+        f"{show_size(summary.num_bytes)}{shards}"
+    )
     say(served_by(header, registry))
+    found = described(header, registry)
+    for line in model_words(found) if isinstance(found, ModelSpec) else [found] if found else []:
+        say(line)
     output = console()
     rows = [(row.key, row.kind, row.text) for row in summary.metadata if row.key != TEMPLATE_KEY]
     output.print(table(["key", "type", "value"], rows))
     totals = [
-        (total.format, str(total.num_tensors), f"{total.num_weights / 1e6:.1f} M", show_size(total.num_bytes),
-         f"{total.bits_per_weight:.2f}")
+        (
+            total.format,
+            str(total.num_tensors),
+            f"{total.num_weights / 1e6:.1f} M",
+            show_size(total.num_bytes),
+            f"{total.bits_per_weight:.2f}",
+        )
         for total in summary.totals
     ]
     numbers = ("tensors", "weights", "size", "bits per weight")

@@ -16,6 +16,7 @@ from luce_core.cli.session import Session
 from luce_core.contracts import (
     BackendPlan,
     ChatFormat,
+    DeviceInfo,
     GenerationChannel,
     RequestRecord,
     SamplingParams,
@@ -72,8 +73,13 @@ class Running:
         self.channel.close(drain_s)
 
 
-def plan_model(session: Session, options: Options) -> Planned:
-    """Find the model (pulling it if it is a name) and plan it. Raises PlanError with every problem."""
+def plan_model(
+    session: Session, options: Options, devices: Sequence[DeviceInfo] | None = None
+) -> Planned:
+    """Find the model (pulling it if it is a name) and plan it. Raises PlanError with every problem.
+
+    devices: in place of those that are there.
+    """
     from luce_core.gguf import read_header
 
     image_hosts(options.core)  # a typing error should cost nobody a load
@@ -81,7 +87,7 @@ def plan_model(session: Session, options: Options) -> Planned:
     header = read_header(path, block_formats(session.registry))
     named = options.core.model or DEFAULT_MODEL
     name = options.core.alias or (named if named in session.catalog.names else path.stem)
-    return Planned(path, name, header, make_plan(options, header, session.registry))
+    return Planned(path, name, header, make_plan(options, header, session.registry, devices))
 
 
 def load(planned: Planned, registry: Registry) -> tuple[Pipeline, LuceEngine]:

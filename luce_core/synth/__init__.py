@@ -1,8 +1,8 @@
 """Models of random weights in the exact sizes of published ones, to measure with before downloading.
 
-    from luce_core import synth
+    from luce_core.synth import write
 
-    synth.write("qwen3.5-27b", "q4_k_m", "/tmp/27b.gguf")
+    write("qwen3.5-27b", "q4_k_m", "/tmp/27b.gguf")
 
 The geometries are those of the installed architecture plugins. See docs/synth.md.
 """

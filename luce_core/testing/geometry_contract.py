@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
+from attrs import Factory, frozen
 
 from luce_core import synth
 from luce_core.contracts import CacheOptions, Geometry
+from luce_core.errors import PlanError
 from luce_core.model.batch import RowSet, make_batch
+from luce_core.plan_memory import MIN_CONTEXT_TOKENS
+from luce_core.testing.command import run_command
 from luce_core.testing.contract import Contract
 from luce_core.testing.plugin import registry_of
 from luce_core.testing.rig import ModelRig, describe
@@ -20,11 +27,28 @@ LOGIT_SPREAD = (0.05, 50.0)
 """Their deviation: neither all the same nor all decided."""
 
 
+@frozen
+class Published:
+    """What is known of a model from elsewhere; f16 cache."""
+
+    parameters: int
+    num_bytes: int
+    """Of all tensors in Q4_K_M."""
+    token_bytes: int
+    """State of a token of context, in groups without a window."""
+    sequence_bytes: int = 0
+    """State that does not grow."""
+    window_bytes: Mapping[int, int] = Factory(dict)
+    """Window -> state of each of the newest tokens."""
+
+
 class GeometryContract(Contract):
     """Headers of every published size are described as they are; random weights give a sane forward."""
 
     hooks: str
     """The plugin's module of hooks."""
+    published: Mapping[str, Published]
+    """By geometry: what `luce-core inspect` must say."""
     quants: tuple[str, ...] = ("q4_k_m",)
     """Of the small models that are run."""
 
@@ -60,6 +84,47 @@ class GeometryContract(Contract):
 
     def test_names_and_aliases_are_of_one_geometry(self) -> None:
         synth.by_name(registry_of(self.hooks))
+
+    def test_inspect_says_what_was_published(self, tmp_path: Path) -> None:
+        for name, wanted in self.published.items():
+            path = self._header(name, tmp_path)
+            found = json.loads(run_command("inspect", path, "--json", hooks=(self.hooks,)))["model"]
+            assert found["parameters"] == wanted.parameters, name
+            assert found["weight_bytes"] == wanted.num_bytes, name
+            assert found["state"] == {
+                "cache_type": "f16",
+                "token_bytes": wanted.token_bytes,
+                "window_bytes": {str(window): size for window, size in wanted.window_bytes.items()},
+                "sequence_bytes": wanted.sequence_bytes,
+            }, name
+
+    def test_what_fits_fits_and_a_block_more_does_not(self, tmp_path: Path) -> None:
+        """`luce-core plan --fits` against plans that are asked for each of its contexts."""
+        for name in self.published:
+            path = self._header(name, tmp_path)
+            planned = partial(run_command, "plan", path, "--json", hooks=(self.hooks,), rig=True)
+            for room in json.loads(planned("--fits")):
+                alone = partial(planned, "--memory", room["memory_bytes"], "--max-sequences", 1, "-c")
+                subject = f"{name} in {room['memory_bytes'] >> 30} GiB"
+                if room["context"]:
+                    plan = json.loads(alone(room["context"]))
+                    used = [row for row in plan["memory"] if row["device"] == "cpu"]
+                    assert sum(row["bytes"] for row in used) <= room["limit_bytes"], subject
+                    block = plan["fields"]["cache.block_tokens"]["value"]
+                    if not room["trained"]:
+                        with pytest.raises(PlanError, match="is short of"):
+                            alone(room["context"] + block)
+                else:
+                    assert room["short_bytes"] > 0, subject
+                    with pytest.raises(PlanError, match="is short of"):
+                        alone(MIN_CONTEXT_TOKENS)
+
+    def _header(self, name: str, folder: Path) -> Path:
+        geometry = synth.find(registry_of(self.hooks), name)
+        (path,) = synth.write(
+            geometry, "q4_k_m", folder / f"{name}.gguf", header_only=True, tokenizer=False, overwrite=True
+        )
+        return path
 
     def test_random_weights_give_a_sane_forward(self, tmp_path: Path) -> None:
         """No activation leaves float16 at any depth, no logit is NaN, and they tell tokens apart."""

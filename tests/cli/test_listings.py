@@ -6,6 +6,7 @@ import json
 import pytest
 
 from luce_core.gguf import read_header
+from luce_core.testing.gguf_header import write_header
 
 CATALOG = """
 @hookimpl
@@ -118,6 +119,21 @@ def test_inspect(luce, toy, toy_model):
     assert data["served"] is True
     assert data["weights"] == sum(info.num_weights for info in header.tensors.values())
     assert {row["name"] for row in data["tensors"]} == set(header.tensors)
+    assert data["model"]["parameters"] == data["weights"]
+    assert data["model"]["state"]["token_bytes"] > 0
+    assert "State of a sequence, cache in f16: " in shown
+    assert "of weights." in shown
+
+
+def test_inspect_says_why_a_file_cannot_be_served(luce, installed, tmp_path):
+    """The file is shown all the same."""
+    installed.add("dense", "luce_core.testing.dense.hooks")
+    path = write_header(tmp_path / "d.gguf", {"general.architecture": "dense"}, {"a.weight": (4, 32)})
+    shown = luce("inspect", path)
+    assert shown.status == 0
+    assert "'dense.block_count' is missing" in shown.out
+    assert "a.weight" in shown.out
+    assert "is missing" in json.loads(luce("inspect", path, "--json").out)["model"]["problem"]
 
 
 def test_inspect_without_the_plugin_says_what_to_install(luce, toy_model):
@@ -181,6 +197,28 @@ def test_plan_names_parts_plugins_classes_memory_and_origins(luce, toy, toy_mode
     assert data["models"][0]["architecture"] == "toy"
     assert data["models"][0]["plugin"] == "toy"
     assert all(row["bytes"] >= row["floor_bytes"] >= 0 for row in data["memory"])
+
+
+def test_plan_as_if_there_were_more_or_less_memory(luce, toy, toy_model):
+    data = json.loads(luce("plan", toy_model, "--memory", "1G", "--json").out)
+    assert data["fields"]["memory.limit_bytes"]["value"] == int(0.85 * 2**30)
+    short = luce("plan", toy_model, "--memory", "1M")
+    assert short.status == 1
+    assert "Device 'cpu' may lend 870.4 KiB" in short.err
+    wrong = luce("plan", toy_model, "--memory", "much")
+    assert (wrong.status, "--memory is 'much'" in wrong.err) == (2, True)
+
+
+def test_plan_fits_shows_devices_of_several_sizes(luce, toy, toy_model):
+    shown = luce("plan", toy_model, "--fits")
+    assert shown.status == 0, shown.err
+    for word in ("had cpu so much memory", "8.00 GiB", "24.0 GiB", "128.0 GiB", "all it was trained for"):
+        assert word in shown.out
+    rooms = json.loads(luce("plan", toy_model, "--fits", "--json").out)
+    assert [room["memory_bytes"] >> 30 for room in rooms] == [8, 12, 16, 24, 32, 48, 80, 128]
+    [room] = json.loads(luce("plan", toy_model, "--fits", "--memory", "1M", "--json").out)
+    assert room["context"] == 0
+    assert "does not fit, short of" in luce("plan", toy_model, "--fits", "--memory", "1M").out
 
 
 def test_plan_without_the_plugin_says_what_to_install(luce, toy_model):

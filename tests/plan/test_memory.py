@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,17 @@ from luce_core.contracts import (
 from luce_core.errors import PlanError
 from luce_core.gguf.rows import ROW_CACHE_BYTES
 from luce_core.plan import state_sizes
-from luce_core.plan_memory import SWAPPED, Demand, fit, roofline, strides_block, weight_bytes
+from luce_core.plan_memory import (
+    MIN_CONTEXT_TOKENS,
+    SWAPPED,
+    Demand,
+    fit,
+    roofline,
+    rooms,
+    state_facts,
+    strides_block,
+    weight_bytes,
+)
 
 from .conftest import CPU
 
@@ -225,6 +236,50 @@ def test_more_memory_never_gives_less(demand, limit, extra):
     if not less.short_bytes:
         assert not more.short_bytes
         assert more.context >= less.context
+
+
+@given(demands(), st.integers(0, 3 * 10**7))
+def test_an_automatic_context_is_the_longest_that_fits(demand, limit):
+    """Every multiple of the block, tried one by one. Windows grow with the context, so less of it may fit."""
+    device = DeviceInfo("d", "d", 2**40, 1e9)
+    trained = demand.target.context
+    offered = range(0, trained + 1, demand.block_tokens)
+    fitting = [
+        context
+        for context in {trained, *offered} - {0}
+        if not fit(evolve(demand, context=context), device, limit).short_bytes
+    ]
+    found = fit(evolve(demand, context=0), device, limit)
+    if fitting and max(fitting) >= min(MIN_CONTEXT_TOKENS, trained):
+        assert (found.context, found.short_bytes) == (max(fitting), 0)
+    else:
+        assert found.short_bytes > 0
+
+
+@given(demands(), st.integers(1, 100))
+def test_a_room_is_what_a_sequence_alone_gets(demand, megabytes):
+    device = DeviceInfo("d", "d", 2**40, 1e9)
+    (room,) = rooms(demand, device, [megabytes << 20])
+    trained = demand.target.context
+    least = min(MIN_CONTEXT_TOKENS, trained)
+    alone = evolve(demand, max_sequences=1)
+    assert room.limit_bytes == int(0.85 * (megabytes << 20))
+    if room.context:
+        found = fit(evolve(alone, context=room.context), device, room.limit_bytes)
+        assert not found.short_bytes
+        assert room.state_bytes == sum(c.num_bytes for c in found.claims if c.kind == "state")
+        assert room.trained == (room.context == trained)
+    else:
+        found = fit(evolve(alone, context=least), device, room.limit_bytes)
+        assert room.short_bytes == found.short_bytes > 0
+
+
+def test_what_a_sequence_costs_is_said_by_kind(model, plan):
+    spec = plan(header=model(window=64, slot=True)).models[0].spec
+    facts = state_facts(spec, "f32", "f16")
+    one_layer = 2 * 8 * 4 + 2 * 8 * 2
+    assert (facts.token_bytes, facts.window_bytes) == (one_layer, {64: one_layer})
+    assert facts.sequence_bytes == 3 * 16 * 4
 
 
 # --- weights and bandwidth

@@ -1,9 +1,11 @@
 """The kit's contract of published sizes; a small one has as many layers as V4 Flash."""
 
+from typing import ClassVar
+
 from luce_arch_deepseek4.geometries import FLASH, FORMATS, NATIVE, shapes_of, with_prefix
 
 from luce_core.contracts import Geometry
-from luce_core.testing.geometry_contract import GeometryContract
+from luce_core.testing.geometry_contract import GeometryContract, Published
 
 SMALL = FLASH | {
     "embedding_length": 64,
@@ -26,6 +28,16 @@ SMALL = FLASH | {
 
 class TestDeepSeek4(GeometryContract):
     hooks = "luce_arch_deepseek4.hooks"
+    published: ClassVar = {
+        # entries of 21 layers every 4 tokens with an index, of 20 every 128; the newest 128 of all 43
+        "deepseek-v4-flash": Published(
+            284_334_567_511,
+            172_032_663_900,
+            6_880,
+            21 * 8 * (2048 + 512) * 4 + 20 * 128 * 1024 * 4,
+            {128: 44_032},
+        ),
+    }
     quants = ("q4_k_m", "native")
 
     def small(self):

@@ -1,9 +1,11 @@
 """The kit's contract of published sizes; small ones have as many layers as 31B."""
 
+from typing import ClassVar
+
 from luce_arch_gemma.geometries import FORMATS, RANGES, gemma3_metadata, gemma4_metadata, shapes_of
 
 from luce_core.contracts import Geometry
-from luce_core.testing.geometry_contract import GeometryContract
+from luce_core.testing.geometry_contract import GeometryContract, Published
 
 VOCAB = 400
 PATTERN = [(layer + 1) % 6 != 0 for layer in range(60)]
@@ -14,6 +16,12 @@ INPUTS = {"attention.shared_kv_layers": 20, "embedding_length_per_layer_input": 
 
 class TestGemma(GeometryContract):
     hooks = "luce_arch_gemma.hooks"
+    published: ClassVar = {
+        # values alone in the global layers of Gemma 4: keys are made of them
+        "gemma-3-270m": Published(268_098_176, 246_587_904, 3_072, 0, {512: 15_360}),
+        "gemma-4-31b": Published(30_697_345_596, 18_671_229_168, 40_960, 0, {1024: 819_200}),
+        "gemma-4-26b-a4b": Published(25_233_142_046, 16_780_192_888, 10_240, 0, {1024: 204_800}),
+    }
 
     def small(self):
         three = gemma3_metadata(layers=26, width=64, heads=4, kv_heads=1, dim=32, ffn=96, window=8)

@@ -4,12 +4,14 @@ Parameters are those of the published checkpoints. Bytes are those of published 
 their metadata: a vocabulary of 128,256 tokens and its merges take 7.8 MB of each of the Llama files.
 """
 
+from typing import ClassVar
+
 import pytest
 from luce_arch_llama.geometries import geometries, metadata, shapes_of
 
 from luce_core import synth
 from luce_core.contracts import Geometry
-from luce_core.testing.geometry_contract import GeometryContract
+from luce_core.testing.geometry_contract import GeometryContract, Published
 
 SIZES = {"layers": 80, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 400, "context": 512}
 LLAMA3_METADATA = 7_800_000
@@ -17,6 +19,10 @@ LLAMA3_METADATA = 7_800_000
 
 class TestLlama(GeometryContract):
     hooks = "luce_arch_llama.hooks"
+    published: ClassVar = {
+        "smollm2-135m": Published(134_515_008, 103_668_480, 23_040),
+        "llama-3.1-8b": Published(8_030_261_248 + 64, 4_912_898_304, 131_072),
+    }
 
     def small(self):
         for arch in ("llama", "qwen2"):
