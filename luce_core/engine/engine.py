@@ -128,10 +128,10 @@ class LuceEngine:
         """One turn of the loop. False: nothing to do."""
         self._drain()
         self._end_late()
-        if not (self.waiting or self.running):
-            return False
         if self.encoding:
             self.encoding.run(self._fail_step)
+        if not (self.waiting or self.running):
+            return False
         waiting = [self._view(seq, 0) for seq in self.waiting.values() if seq not in self.encoding]
         running = [self._view(seq, self.blocks.length(self._handle(seq))) for seq in self.running.values()]
         work, preempted = self.scheduler.plan(waiting, running, self.row_budget, self._fits)

@@ -10,6 +10,7 @@
     drafter_contract  DrafterContract     drafters
     dense             a small transformer of ops only: what op layers are tested under
     toy               a whole architecture with an exact oracle (ToyLaw): the toy backend
+    pictures          an image encoder of one matrix: write_picture_model
     drafters          ScriptedDrafter, a drafter that proposes what the test says
     gguf_factory      write_gguf, split_gguf: tiny model files; toy_vocab: vocabularies for them
     rig               ModelRig, one model driven by hand

@@ -97,7 +97,7 @@ def _named(value: Any) -> list[str]:
     if isinstance(value, OpLayer):
         return [op.fn for op in value.ops]
     if isinstance(value, PartSpec):
-        return [value.factory, value.layout] if value.layout else [value.factory]
+        return [named for named in (value.factory, value.layout, value.processor) if named]
     if isinstance(value, CommandSpec):
         return [value.factory]
     return [value.dequantize] if isinstance(value, QuantFormat) else []

@@ -95,13 +95,26 @@ def test_others_are_not_asked_at_all(site):
     assert site.asked == []
 
 
-@pytest.mark.parametrize(("rule", "url", "allowed"), [
-    ("a.test", "http://a.test/", True), ("a.test", "https://A.TEST/", True), ("A.test", "http://a.test:80/", True),
-    ("a.test", "http://a.test:81/", False), ("a.test:81", "http://a.test:81/", True), ("a.test:81", "http://a.test/", False),
-    ("*.a.test", "http://b.a.test/", True), ("*.a.test", "http://c.b.a.test/", True), ("*.a.test", "http://a.test/", False),
-    ("*.a.test", "http://ba.test/", False), ("*.a.test", "http://b.a.test.evil.test/", False), ("*", "https://x.test/", True),
-    ("*:8080", "http://x.test:8080/", True), ("[::1]:80", "http://[::1]/", True), ("10.0.0.1", "http://10.0.0.1/", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "url", "allowed"),
+    [
+        ("a.test", "http://a.test/", True),
+        ("a.test", "https://A.TEST/", True),
+        ("A.test", "http://a.test:80/", True),
+        ("a.test", "http://a.test:81/", False),
+        ("a.test:81", "http://a.test:81/", True),
+        ("a.test:81", "http://a.test/", False),
+        ("*.a.test", "http://b.a.test/", True),
+        ("*.a.test", "http://c.b.a.test/", True),
+        ("*.a.test", "http://a.test/", False),
+        ("*.a.test", "http://ba.test/", False),
+        ("*.a.test", "http://b.a.test.evil.test/", False),
+        ("*", "https://x.test/", True),
+        ("*:8080", "http://x.test:8080/", True),
+        ("[::1]:80", "http://[::1]/", True),
+        ("10.0.0.1", "http://10.0.0.1/", True),
+    ],
+)
 def test_rules(rule, url, allowed):
     from urllib.parse import urlsplit
 
@@ -110,17 +123,38 @@ def test_rules(rule, url, allowed):
     assert Rule.parse(rule).allows(parts.hostname, port, parts.scheme) is allowed
 
 
-@pytest.mark.parametrize("text", ["", "http://a.test", "a.test/path", "a*.test", "*.*.test", "user@a.test", "a.test:99999", "[::1"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["", "http://a.test", "a.test/path", "a*.test", "*.*.test", "user@a.test", "a.test:99999", "[::1"]
+)
 def test_what_is_no_rule(text):
     with pytest.raises(ValueError, match="is no host"):
         Rule.parse(text)
 
 
-@pytest.mark.parametrize("address", [
-    "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1",
-    "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1",
-    "2002:7f00:1::", "ff02::1", "2001:db8::1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "0.0.0.0",
+        "100.64.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1",
+        "fc00::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::",
+        "ff02::1",
+        "2001:db8::1",
+    ],
+)
 def test_private_addresses(address, site):
     assert not is_public(address)
     wild = fetcher("*", f"*.test:{site.port}", resolve=lambda host, port: [address])
@@ -178,8 +212,13 @@ def test_size_and_status_and_coding(site):
     site.pages["/short"] = (200, {"content-length": "9999"}, b"x")
     site.pages["/zip"] = (200, {"content-encoding": "gzip"}, b"x")
     assert len(few.fetch(f"http://{where}/exact")) == 100
-    for path, said in (("/large", "larger than 100"), ("/endless", "larger than 100"), ("/absent", "answered 404"),
-                       ("/zip", "'gzip'"), ("/short", "early|could not be fetched")):  # fmt: skip
+    for path, said in (
+        ("/large", "larger than 100"),
+        ("/endless", "larger than 100"),
+        ("/absent", "answered 404"),
+        ("/zip", "'gzip'"),
+        ("/short", "early|could not be fetched"),
+    ):
         fails(few, f"http://{where}{path}", said)
 
 
@@ -227,10 +266,21 @@ def test_a_host_that_drips_is_left_in_time(place):
         listener.close()
 
 
-@pytest.mark.parametrize("url", [
-    "http://user@a.test/", "http://user:pw@a.test/", "http:///x", "http://a.test:0/", "http://a.test:99999/",
-    "http://a.test/\r\nX: y", "http://a.test/a b", "http://ä.test/", "http://[::1/", "gopher://a.test/",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user@a.test/",
+        "http://user:pw@a.test/",
+        "http:///x",
+        "http://a.test:0/",
+        "http://a.test:99999/",
+        "http://a.test/\r\nX: y",
+        "http://a.test/a b",
+        "http://ä.test/",
+        "http://[::1/",
+        "gopher://a.test/",
+    ],
+)
 def test_urls_that_are_not_asked(url):
     fails(fetcher("a.test", "*"), url, "no http")
 

@@ -61,7 +61,7 @@ def test_data_urls_are_their_bytes(data):
     (image("data:image/png;base64,abc"), "base64 data that is none"),
 ])  # fmt: skip
 def test_what_names_no_image_is_named(part, said):
-    with pytest.raises(RequestError, match="messages\\[0\\].content\\[1\\]") as caught:
+    with pytest.raises(RequestError, match=r"messages\[0\]\.content\[1\]") as caught:
         sources_of([user("a", part)])
     assert said in str(caught.value)
     assert caught.value.param == "messages[0].content[1]"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
 from luce_arch_qwen35.images import ImageProcessor
+
 from luce_core.errors import ModelFormatError
 from luce_core.media import place
 from luce_core.plan_media import media_processor
@@ -102,7 +102,9 @@ def test_positions_matter(files):
     ids = torch.tensor([placed.ids])
     with torch.no_grad():
         embeds = files.model.whole.model.get_input_embeddings()(ids)
-        flat = files.model.whole(inputs_embeds=embeds, position_ids=torch.arange(len(placed.ids))[None, None].expand(3, 1, -1))
+        flat = files.model.whole(
+            inputs_embeds=embeds, position_ids=torch.arange(len(placed.ids))[None, None].expand(3, 1, -1)
+        )
     assert float((flat.logits[0] - want)[-1].abs().max()) > 0.05
 
 
@@ -283,5 +285,9 @@ def test_the_plan_has_the_encoder_and_what_it_takes(files):
     claims = {claim.owner: claim.num_bytes for claim in plan.claims}
     assert claims["weights of mmproj"] > 0
     assert claims["images through mmproj"] > 2**27
-    larger = make_test_plan(files.text, TOY_HOOKS, HOOKS, options={**files.options, "image_max_pixels": 2**20})
-    assert {c.owner: c.num_bytes for c in larger.claims}["images through mmproj"] > claims["images through mmproj"]
+    larger = make_test_plan(
+        files.text, TOY_HOOKS, HOOKS, options={**files.options, "image_max_pixels": 2**20}
+    )
+    assert {c.owner: c.num_bytes for c in larger.claims}["images through mmproj"] > claims[
+        "images through mmproj"
+    ]

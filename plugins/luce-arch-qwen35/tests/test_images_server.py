@@ -1,4 +1,6 @@
-"""Images through a real server, with the official client; the engine on a thread and in a process of its own."""
+"""Images through a real server, with the official client; the engine on a thread and in a process of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ MESSAGES = [
 
 def greedy(files, served, images):
     """The prompt's ids, and those Hugging Face's model writes behind it."""
-    made = processor_of(files.model, 2**16)(images=[np.asarray(image) for image in images], return_tensors="np")
+    made = processor_of(files.model, 2**16)(
+        images=[np.asarray(image) for image in images], return_tensors="np"
+    )
     rows = [int(grid.prod()) // 4 for grid in made["image_grid_thw"]]
     text = "<|im_start|>system\nlook<|im_end|>\n<|im_start|>user\nwhat is "
     tokenizer = served.service.face.tokenizer
@@ -251,6 +255,8 @@ def test_transparency_is_white_and_pictures_are_turned(served):
             answers = []
             for raw in (one, other):
                 url = f"data:image/png;base64,{base64.b64encode(raw).decode()}"
-                answers.append(ask(client, [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]))
+                answers.append(
+                    ask(client, [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}])
+                )
             usage = answers[1].usage
             assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1

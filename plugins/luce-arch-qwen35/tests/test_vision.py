@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-
 from luce_arch_qwen35.images import ImageProcessor, fitted_size
 from luce_arch_qwen35.tower import ImageEncoder
+
 from luce_core.contracts import CacheOptions, MediaContext, ModelPlan, StateSizes
 from luce_core.errors import ModelFormatError, RequestError
 from luce_core.gguf import read_header
@@ -93,11 +93,14 @@ def test_rows_equal_those_of_hugging_face(size, model, files):
     assert float((got - want).abs().max()) <= TOLERANCE * float(want.abs().max())
 
 
-@pytest.mark.parametrize("vision", [
-    {"patch_size": 16, "num_position_embeddings": 4, "num_heads": 1, "hidden_size": 40},
-    {"spatial_merge_size": 3, "patch_size": 6, "num_position_embeddings": 100},
-    {"spatial_merge_size": 1, "depth": 1, "num_heads": 12},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "vision",
+    [
+        {"patch_size": 16, "num_position_embeddings": 4, "num_heads": 1, "hidden_size": 40},
+        {"spatial_merge_size": 3, "patch_size": 6, "num_position_embeddings": 100},
+        {"spatial_merge_size": 1, "depth": 1, "num_heads": 12},
+    ],
+)
 def test_other_geometries(vision, tmp_path):
     model = seeing_model(vision=vision)
     files = written(tmp_path / "text.gguf", model.text), projector(tmp_path / "mmproj.gguf", model)
@@ -156,9 +159,19 @@ def test_the_digest_is_of_the_pixels_that_are_encoded(files):
 # --- bad files
 
 
-@pytest.mark.parametrize("name", ["v.patch_embd.weight", "v.patch_embd.weight.1", "v.position_embd.weight",
-                                  "v.blk.2.attn_qkv.bias", "v.blk.1.ln2.weight", "v.post_ln.bias", "mm.0.weight",
-                                  "mm.2.bias"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "v.patch_embd.weight",
+        "v.patch_embd.weight.1",
+        "v.position_embd.weight",
+        "v.blk.2.attn_qkv.bias",
+        "v.blk.1.ln2.weight",
+        "v.post_ln.bias",
+        "mm.0.weight",
+        "mm.2.bias",
+    ],
+)
 def test_a_tensor_that_is_missing_or_misshapen_is_named(name, model, tmp_path):
     registry = registry_of(HOOKS)
     for number, more in enumerate(({}, {name: np.zeros((5, 3), np.float32)})):
@@ -168,14 +181,17 @@ def test_a_tensor_that_is_missing_or_misshapen_is_named(name, model, tmp_path):
             resolve(registry.arch(header.family).value.describe, "")(header, CacheOptions(0))
 
 
-@pytest.mark.parametrize(("key", "value", "said"), [
-    ("clip.vision.attention.head_count", 7, "divisor of the width 48"),
-    ("clip.vision.block_count", 4, "v.blk.3"),
-    ("clip.vision.image_std", [0.0, 1.0, 1.0], "image_std"),
-    ("clip.vision.image_mean", [0.5], "three numbers"),
-    ("clip.vision.is_deepstack_layers", [False, True, False], "Qwen3-VL"),
-    ("clip.vision.patch_size", 0, "patch_size"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("clip.vision.attention.head_count", 7, "divisor of the width 48"),
+        ("clip.vision.block_count", 4, "v.blk.3"),
+        ("clip.vision.image_std", [0.0, 1.0, 1.0], "image_std"),
+        ("clip.vision.image_mean", [0.5], "three numbers"),
+        ("clip.vision.is_deepstack_layers", [False, True, False], "Qwen3-VL"),
+        ("clip.vision.patch_size", 0, "patch_size"),
+    ],
+)
 def test_a_key_that_cannot_be_is_named(key, value, said, model, tmp_path):
     header = read_header(projector(tmp_path / "p.gguf", model, metadata={key: value}))
     with pytest.raises(ModelFormatError, match=said):

@@ -175,8 +175,8 @@ IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}"
+    "{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -224,9 +224,7 @@ def files_of(folder, arch="qwen35", **changes):
     model = seeing_model(arch, vocab_size=len(tokens), max_position_embeddings=1024, **changes)
     model.whole.config.image_token_id = model.whole.model.config.image_token_id = pad
     model.whole.config.video_token_id = model.whole.model.config.video_token_id = video
-    text = write_gguf(
-        folder / "text.gguf", {**metadata_of(model.text), **words}, tensors_of(model.text)
-    )
+    text = write_gguf(folder / "text.gguf", {**metadata_of(model.text), **words}, tensors_of(model.text))
     return Files(model, text, projector(folder / "mmproj.gguf", model), start, pad, end)
 
 
