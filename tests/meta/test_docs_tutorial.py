@@ -153,13 +153,15 @@ def test_the_tests_of_the_finished_tutorial_pass(tmp_path):
     assert "skipped" not in told
 
 
-@pytest.mark.parametrize("name", ["state.md", "testing.md"])
-def test_the_code_of_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "made"), [("state.md", "rig"), ("testing.md", "rig"), ("chat.md", "arguments")]
+)
+def test_the_code_of_a_page_runs_from_top_to_bottom(name, made, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     namespace = {"__name__": "page"}
     for block in blocks(name, "python"):
         exec(compile(block, name, "exec"), namespace)
-    assert "rig" in namespace
+    assert made in namespace
 
 
 # --- what the pages say about the kit and about broken plugins

@@ -406,6 +406,7 @@ def test_everything_in_a_plan_has_a_supplier(arch, model):
         "drafter.guess": "d",
         "scheduler.fair": "core",
         "executor.eager": "core",
+        "chat.auto": "core",
     }
 
 

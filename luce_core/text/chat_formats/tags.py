@@ -53,7 +53,9 @@ class TagFormat:
     """Text at which a turn is over, where a model spells its end as text."""
     more_markers: tuple[str, ...] = ()
     switch: str = "enable_thinking"
-    """Variable of the template that says whether to think."""
+    """Variable of the template that says whether to think; `off` and `on` are its values."""
+    off: Any = False
+    on: Any = True
     efforts: Mapping[str, str] | None = None
     """What each effort is called in the template; None = as it is. One that is missing is not handed on."""
     renderer: Renderer | None = None
@@ -84,7 +86,7 @@ class TagFormat:
             if named is not None and effort != "none":
                 kwargs["reasoning_effort"] = named
         if enabled is not None:
-            kwargs[self.switch] = enabled
+            kwargs[self.switch] = self.on if enabled else self.off
         return kwargs
 
     def render(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+from luce_arch_bailing.chat import make_format
+
+from luce_core.contracts import ChatContext, Thinking
 from luce_core.testing.chat_contract import ChatFormatContract
 
 
@@ -27,3 +31,14 @@ class TestChat(ChatFormatContract):
 
     def write_thought(self, thought):
         return f"<think>\n{thought}\n</think>\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "kwargs"),
+    [
+        ("{{ thinking_option }}", {"thinking_option": "off"}),
+        ("{{ enable_thinking }}", {"enable_thinking": False}),
+    ],
+)
+def test_the_switch_is_called_what_the_template_calls_it(template, kwargs):
+    assert make_format(ChatContext(None, None, template)).template_kwargs(Thinking(False)) == kwargs
