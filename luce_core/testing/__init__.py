@@ -8,6 +8,7 @@
     op_layer          OpLayerContract     hardware backends and other op layers
     schedulers        SchedulerContract   schedulers
     drafter_contract  DrafterContract     drafters
+    encoder_contract  EncoderContract     image encoders
     dense             a small transformer of ops only: what op layers are tested under
     toy               a whole architecture with an exact oracle (ToyLaw): the toy backend
     pictures          an image encoder of one matrix: write_picture_model

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from luce_core.testing.arch import ArchContract
+from luce_core.testing.encoder_contract import EncoderContract, Pair
 from luce_core.testing.plugin import PluginContract
+
+from .vision import files_of, projector, seeing_model
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TOLERANCE = 1e-4
@@ -37,3 +40,14 @@ class TestExperts(ArchContract):
 
     def make_model(self, folder: Path) -> Path:
         return FIXTURES / "tiny-qwen35moe.gguf"
+
+
+class TestImages(EncoderContract):
+    hooks = "luce_arch_qwen35.hooks"
+
+    def make_files(self, folder: Path) -> Pair:
+        files = files_of(folder)
+        return Pair(files.text, files.projector)
+
+    def make_wrong(self, folder: Path) -> Path:
+        return projector(folder / "wrong.gguf", seeing_model(hidden_size=64))
