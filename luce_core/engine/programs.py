@@ -51,11 +51,13 @@ class Programs:
         self.head = target.target.head
         self.score_rows = max(1, SCORE_LOGITS_BYTES // (4 * target.backend.spec.vocab))
         self.axes = target.backend.spec.position_axes
-        self.tap_width = target.backend.spec.tap_width
         self.drafters = tuple(drafters)
         self.taps = tuple(
             sorted({tap for d in drafters for tap in d.taps}, key=lambda tap: (tap.kind, tap.layer))
         )
+        spec = target.backend.spec
+        widths = {"residual": spec.tap_width, "final": spec.final_width}
+        self.tap_widths = {tap: widths[tap.kind] for tap in self.taps}
         self.ops = ops
         self.table = table
 
@@ -69,8 +71,8 @@ class Programs:
         if self.taps:
             count = sum(len(row.tokens) for row in rows)
             taps = {
-                tap: torch.empty(count, self.tap_width, dtype=torch.bfloat16, device=self.table.device)
-                for tap in self.taps
+                tap: torch.empty(count, width, dtype=torch.bfloat16, device=self.table.device)
+                for tap, width in self.tap_widths.items()
             }
         return make_batch(phase, rows, axes=self.axes, device=self.table.device, taps=taps)
 

@@ -99,8 +99,8 @@ class StagedVerify:
         every = torch.arange(rows, dtype=torch.int32, device=self.device)
         programs = self.programs
         taps: dict[Tap, Tensor] = {
-            tap: torch.zeros(rows, programs.tap_width, dtype=torch.bfloat16, device=self.device)
-            for tap in programs.taps
+            tap: torch.zeros(rows, width, dtype=torch.bfloat16, device=self.device)
+            for tap, width in programs.tap_widths.items()
         }
         return ForwardBatch(
             phase="held",
