@@ -1,5 +1,5 @@
-"""The image encoder: patches, learned positions, transformer blocks with rotary rows and columns, and the merger
-that makes one row of the text model from the patches of a square.
+"""The image encoder: patches, learned positions, transformer blocks with rotary rows and columns, and the
+merger that makes one row of the text model from the patches of a square.
 
 It runs beside requests: every method that takes long is a generator, which stops between pieces of work.
 """
