@@ -19,7 +19,6 @@ def luce_register_archs() -> list[ArchSpec]:
             describe="luce_arch_qwen35.describe:describe",
             build="luce_arch_qwen35.network:build",
             geometries="luce_arch_qwen35.geometries:geometries",
-            geometries="luce_arch_qwen35.geometries:geometries",
             chat=("qwen35",),
         ),
         ArchSpec(
