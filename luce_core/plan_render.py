@@ -19,7 +19,9 @@ from luce_core.registry import CORE, Registry, Supplied
 
 def render_plan(plan: BackendPlan, registry: Registry, *, verbose: bool = True) -> RenderableType:
     """The plan as tables. verbose: with every field and its provenance; the start-up banner goes without."""
-    parts: list[RenderableType] = [_model_line(plan), Text(state_words(plan.models[0].spec, plan.values))]
+    spec = plan.models[0].spec
+    parts: list[RenderableType] = [_model_line(plan), *map(Text, stored_words(spec))]
+    parts.append(Text(state_words(spec, plan.values)))
     parts += _companion_lines(plan, registry)
     parts += [_parts_table(plan, registry), _memory_table(plan)]
     parts += [Text(line) for line in roofline_lines(plan)]
@@ -38,8 +40,21 @@ def _model_line(plan: BackendPlan) -> Text:
     return Text(
         f"{model.path}: {spec.arch}, {spec.parameters / 1e6:,.1f} M parameters, "
         f"{show_size(spec.weight_bytes)}, on {model.layer_device[0]}, "
-        f"context {plan.number('context'):,} tokens{_stored(spec)}"
+        f"context {plan.number('context'):,} tokens"
     )
+
+
+def stored_words(spec: ModelSpec) -> list[str]:
+    """What stays in the file, in a sentence; nothing where nothing does."""
+    if not spec.stored:
+        return []
+    parameters = sum(size.parameters for size in spec.stored.values())
+    num_bytes = sum(size.num_bytes for size in spec.stored.values())
+    tables = "one table" if len(spec.stored) == 1 else f"{len(spec.stored)} tables"
+    return [
+        f"{parameters / 1e6:,.1f} M parameters more in {tables} stay in the file, {show_size(num_bytes)}, and "
+        "are read by row."
+    ]
 
 
 def state_words(spec: ModelSpec, values: Mapping[str, Any]) -> str:
@@ -66,18 +81,6 @@ def rooms_table(rooms: Sequence[Room], device: str) -> Table:
             all_of_it = " (all it was trained for)" if room.trained else ""
             table.add_row(*sizes, f"{room.context:,}{all_of_it}", show_size(room.state_bytes))
     return table
-
-
-def _stored(spec: ModelSpec) -> str:
-    """What stays in the file."""
-    if not spec.stored:
-        return ""
-    parameters = sum(size.parameters for size in spec.stored.values())
-    num_bytes = sum(size.num_bytes for size in spec.stored.values())
-    return (
-        f"; {parameters / 1e6:,.1f} M parameters more, {show_size(num_bytes)}, stay in the file and are read "
-        "by row"
-    )
 
 
 def _companion_lines(plan: BackendPlan, registry: Registry) -> list[Text]:
