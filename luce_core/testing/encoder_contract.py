@@ -187,4 +187,3 @@ class EncoderContract(Contract):
 
 def _image(height: int, width: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-

@@ -127,3 +127,19 @@ def test_taps_are_passed_on():
     row = RowSet(0, 0, [1], {})
     assert make_batch("held", [row], taps=taps).taps == taps
     assert make_batch("prefill", [row], taps=taps).taps == taps
+
+
+def test_embedded_rows_stand_where_their_sequence_has_them():
+    """Two sequences with three stretches; a batch without any has none."""
+    one, two, three = torch.ones(2, 4), 2 * torch.ones(1, 4), 3 * torch.ones(2, 4)
+    rows = [
+        RowSet(0, 0, [7] * 6, {}, embeds=((1, one), (5, two))),
+        RowSet(1, 9, [7] * 3, {}),
+        RowSet(2, 4, [7] * 4, {}, embeds=((2, three),)),
+    ]
+    batch = make_batch("prefill", rows)
+    assert batch.embed_rows.tolist() == [1, 2, 5, 11, 12]
+    assert torch.equal(batch.embeds, torch.cat((one, two, three)))
+    plain = make_batch("prefill", rows[1:2])
+    assert plain.embeds is None
+    assert plain.embed_rows is None

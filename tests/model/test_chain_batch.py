@@ -93,3 +93,17 @@ def test_every_row_of_a_chain_sees_those_before_it(rows):
     for row in range(rows):
         seen = [bit for bit in range(rows) if int(sees[row, bit // 64]) >> (bit % 64) & 1]
         assert seen == list(range(row + 1))
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_behind_images_positions_are_shifted_against_indexes(axes):
+    unused = None
+    tokens = torch.arange(6, dtype=torch.int32).view(2, 3)
+    view = Round(
+        slot=i32([0, 1]), anchor=tokens[:, 0], length=i32([10, 20]), usable_from=i32([0, 0]),
+        history=torch.zeros(1, 1), params=unused, noise=unused, capacity=3, room=i32([2, 2]),
+        shift=i32([-4, 0]), table={},
+    )  # fmt: skip
+    made = chain_batch(view, tokens, "d", axes=axes)
+    assert made.index.tolist() == [10, 11, 12, 20, 21, 22]
+    assert made.position.tolist() == [[6, 7, 8, 20, 21, 22]] * axes
