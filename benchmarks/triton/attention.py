@@ -15,7 +15,7 @@ import argparse
 import torch
 from attrs import evolve, frozen
 from luce_backend_triton import attention
-from measure import by_kernel, graph_s, median_s, read_ceiling, table
+from measure import by_kernel, graph_s, read_ceiling, table
 
 from luce_core.contracts import AttentionSpec, Norm, Region, RopeSpec, SeqTable
 from luce_core.model.batch import RowSet, make_batch
@@ -108,7 +108,8 @@ def main() -> None:
     dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[given.type]
     ceiling = read_ceiling(DEVICE)
     print(
-        f"{torch.cuda.get_device_name(DEVICE)}, reads {ceiling / 1e9:.0f} GB/s; {given.model}, pages {given.type}"
+        f"{torch.cuda.get_device_name(DEVICE)}, reads {ceiling / 1e9:.0f} GB/s; "
+        f"{given.model}, pages {given.type}"
     )
     spec = spec_of(model)
     held = [(1, 1, 16), (1, 1, 4096), (1, 1, 32768), (16, 1, 4096), (1, 16, 4096), (4, 8, 4096)]
@@ -130,7 +131,7 @@ def main() -> None:
         narrow = spec_of(model, window)
         error = case.error(narrow)
         assert error < 2e-2, error
-        took = median_s(lambda case=case, narrow=narrow: case.run(narrow))
+        took = graph_s(lambda case=case, narrow=narrow: case.run(narrow))
         seen = rows * depth + rows * rows / 2 if window is None else rows * window
         rate = 4 * seen * model.heads * model.dim / took
         kernels = by_kernel(lambda case=case, narrow=narrow: case.run(narrow))

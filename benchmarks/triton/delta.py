@@ -14,7 +14,7 @@ import argparse
 import torch
 from attrs import evolve, frozen
 from luce_backend_triton import delta, state
-from measure import by_kernel, graph_s, median_s, read_ceiling, table
+from measure import by_kernel, graph_s, read_ceiling, table
 
 from luce_core.contracts import Commit, DeltaSpec, ForwardBatch, Norm, SlotState
 from luce_core.model.batch import RowSet, make_batch
@@ -77,13 +77,10 @@ class Layers:
         want = OPS.delta(b, *self.given, *copies, self.spec)
         got = delta.delta(OPS, b, *self.given, conv, memory, self.spec)
         assert bool(torch.isfinite(got).all())
-        pairs = [
-            (got, want, 1),
-            (memory.state, copies[1].state, (2, 3)),
-            (conv.state, copies[0].state, (1, 2)),
-        ]
-        pairs += [(log, copies[1].log[name], tuple(range(1, log.dim()))) for name, log in memory.log.items()]
-        errors = [float(((mine - its).norm(dim=dim) / its.norm(dim=dim)).max()) for mine, its, dim in pairs]
+        pairs = [(got, want), (memory.state.flatten(2), copies[1].state.flatten(2))]
+        pairs += [(conv.state.flatten(1), copies[0].state.flatten(1))]
+        pairs += [(log.flatten(1), copies[1].log[name].flatten(1)) for name, log in memory.log.items()]
+        errors = [float(((mine - its).norm(dim=-1) / its.norm(dim=-1)).max()) for mine, its in pairs]
         return errors[0], max(errors[1:])
 
 
@@ -97,14 +94,14 @@ def main() -> None:
     ceiling = read_ceiling(DEVICE)
     print(f"{torch.cuda.get_device_name(DEVICE)}, reads {ceiling / 1e9:.0f} GB/s; {given.model}")
     state_bytes = model.value_heads * model.dim * model.dim * 4
-    for seqs, rows in ((1, 1), (4, 1), (16, 1), (1, 4), (1, 16), (1, 48)):
+    for seqs, rows in ((1, 1), (4, 1), (16, 1), (1, 4), (1, 16), (1, 48), (8, 8)):
         layers = Layers(model, seqs, seqs * rows, model.layers)
         tree = [-1, *(max(0, j // 2 - 1) for j in range(1, rows))]
         b = make_batch(
             "held", [RowSet(s, 9, [1] * rows, {}, parents=tree) for s in range(seqs)], device="cuda:0"
         )
         errors = layers.error(b)
-        assert max(errors) < 1e-3, errors
+        assert max(errors) < 2e-3, errors
         took = graph_s(lambda layers=layers, b=b: layers.run(b)) / model.layers
         path = torch.arange(min(rows, 4), dtype=torch.int32, device=DEVICE).expand(seqs, -1).contiguous()
         commit = Commit(path, torch.full((seqs,), path.shape[1], dtype=torch.int32, device=DEVICE))
@@ -121,10 +118,11 @@ def main() -> None:
         b = make_batch("prefill", [RowSet(s, 9, [1] * rows, {}) for s in range(seqs)], device="cuda:0")
         errors = layers.error(b)
         assert max(errors) < 1e-2, errors
-        took = median_s(lambda layers=layers, b=b: layers.run(b))
+        took = graph_s(lambda layers=layers, b=b: layers.run(b))
         kernels = by_kernel(lambda layers=layers, b=b: layers.run(b))
         print(
-            f"prefill {seqs}x{rows}: {took * 1e6:.0f} us, errors {errors[0]:.1e} {errors[1]:.1e}; {table(kernels)}",
+            f"prefill {seqs}x{rows}: {took * 1e6:.0f} us, errors {errors[0]:.1e} {errors[1]:.1e}; "
+            f"{table(kernels)}",
             flush=True,
         )
 

@@ -15,14 +15,20 @@ from attrs import frozen
 from torch import Tensor
 
 from luce_backend_triton import attention_kernels as kernels
-from luce_backend_triton import shapes
+from luce_backend_triton import product, shapes
 from luce_core.contracts import AttentionSpec, ForwardBatch, Region, RopeSpec
 from luce_core.errors import PluginError
 from luce_core.ops import attention as reference
 from luce_core.ops.fine import section_axes
 
-PER_MULTIPROCESSOR = 2
-"""Programs a launch should have for each, where the text is long enough to split."""
+FEW, FEW_PROGRAMS, MANY_PROGRAMS = 32, 4, 1
+"""Programs a launch should have for each multiprocessor, where the text is long enough to split: for tiles of at
+most FEW rows · heads, and for others, whose partial sums are larger.
+"""
+TILES = ((128, 64), (128, 32), (64, 64), (64, 32), (64, 16), (32, 16))
+"""Rows · heads and places of a tile of a long chunk, best first where they fit."""
+JOINED, JOIN_COLS = 64, 64
+"""Splits and columns of values one program of `join` reads at a time."""
 SPARE_BYTES = 4096
 """Of shared memory, for what is not a tile."""
 GATES = {"": 0, "sigmoid": 1, "softplus": 2}
@@ -64,6 +70,11 @@ def room_of(device: torch.device) -> Room:
     return Room(room.multiprocessors, room.block_bytes, torch.cuda.get_device_capability(device)[0] >= 8)
 
 
+def overlaps(device: torch.device) -> bool:
+    """Whether a launch of a step may begin beside the one before it."""
+    return device.type == "cuda" and product.overlaps(device)
+
+
 @cache
 def cut(rows: int, seqs: int, group: int, width: int, num_bytes: int, room: Room) -> Cut:
     """For `rows` rows of `seqs` sequences. width: of K and V, rounded up; num_bytes: of one number."""
@@ -73,16 +84,16 @@ def cut(rows: int, seqs: int, group: int, width: int, num_bytes: int, room: Room
         m = max(least, min(wanted, 32 if room.matrix else 16))
         places = 64 if line <= 128 else 32 if line <= 1024 and room.matrix else 16
         return Cut(max(1, m // group), m, places, 4, 3 if line <= 512 else 2)
-    for m, places, warps in ((128, 64, 8), (128, 32, 8), (64, 64, 4), (64, 32, 8), (64, 16, 8), (32, 16, 4)):
-        m = max(least, min(m, wanted))
+    for most, places in TILES:
+        m = max(least, min(most, wanted))
         if m * width <= 128 * 256 and line * (m + 4 * places) + SPARE_BYTES <= room.shared_bytes:
             break
-    return Cut(max(1, m // group), m, places, warps if m * width >= 64 * 128 else 4, 2)
+    return Cut(max(1, m // group), m, places, 8 if m * width >= 64 * 128 else 4, 2)
 
 
-def splits_of(programs: int, places: int, each: int, processors: int) -> int:
-    """Parts the places of a sequence are cut into, so that `programs` times as many fill the device."""
-    wanted = -(-PER_MULTIPROCESSOR * processors // max(1, programs))
+def splits_of(programs: int, places: int, each: int, wanted: int) -> int:
+    """Parts the places of a sequence are cut into, so that `programs` times as many are those wanted."""
+    wanted = -(-wanted // max(1, programs))
     return max(1, min(wanted, places // (2 * each)))
 
 
@@ -165,7 +176,7 @@ def _make_rows(
     norms = (spec.q_norm, spec.k_norm, spec.v_norm)
     weights = [q if norm is None else norm.weight for norm in norms]
     eps = [0.0 if norm is None else norm.eps for norm in norms]
-    per = 8 if rows * heads >= 1024 else 1
+    per, overlap = 8 if rows * heads >= 1024 else 1, overlaps(q.device)
     groups = -(-heads // per) + (2 * -(-kv_heads // per) if write else 0)
     width = max(dim, spec.value_dim)
     kernels.make_rows[(rows, groups)](
@@ -176,6 +187,7 @@ def _make_rows(
         H=heads, HK=kv_heads, D=dim, DV=spec.value_dim, DP=triton.next_power_of_2(width), HB=per,
         BLOCK=region.block_entries, HELD=b.phase == "held", WRITE=write, Q_NORM=norms[0] is not None,
         K_NORM=norms[1] is not None, V_NORM=norms[2] is not None, **turning, num_warps=4 if per > 1 else 1,
+        OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
     return query
 
@@ -192,13 +204,14 @@ def _attend(
     pages_k, pages_v = region.fields["k"], region.fields["v"]
     table, block = b.table[region.group], region.block_entries
     wide = max(16, triton.next_power_of_2(spec.head_dim)), max(16, triton.next_power_of_2(value_dim))
-    room = room_of(query.device)
+    room, overlap = room_of(query.device), overlaps(query.device)
     shape = cut(rows, seqs, heads // kv_heads, max(wide), pages_k.element_size(), room)
     tiles = -(-rows // shape.rows) if seqs == 1 else rows // shape.rows + seqs
     places = table.block.shape[1] * block
     if spec.window is not None:
         places = min(places, spec.window + block + (rows if seqs == 1 else 0))
-    splits = splits_of(tiles * kv_heads, places, shape.places, room.multiprocessors)
+    per = FEW_PROGRAMS if shape.m <= FEW else MANY_PROGRAMS
+    splits = splits_of(tiles * kv_heads, places, shape.places, room.multiprocessors * per)
     parts = peaks = out
     if splits > 1:
         parts = torch.empty(splits, rows, heads, value_dim, device=query.device)
@@ -208,23 +221,24 @@ def _attend(
     given = out if gate is None or not spec.gate else gate
     ends = {
         "SINKS": spec.sinks is not None, "GATE": GATES[spec.gate], "PER_HEAD": spec.gate_per_head,
-        "DV": value_dim, "DVP": wide[1], "H": heads,
+        "DV": value_dim, "H": heads,
     }  # fmt: skip
     capped = spec.softcap != 0.0
     kernels.attend[(tiles, kv_heads, splits)](
         query, pages_k, pages_v, out, parts, peaks, given, sinks, b.index, b.query_start, b.length, b.sees,
         b.index if span is None else span, table.block, table.first, table.count, rows, seqs, b.sees.shape[1],
         table.block.stride(0), given.stride(0), spec.scale * LOG2E, spec.softcap * LOG2E,
-        spec.window or 0, splits, HK=kv_heads, D=spec.head_dim, DP=wide[0], M=shape.m, N=shape.places,
+        spec.window or 0, splits, HK=kv_heads, D=spec.head_dim, DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
         RT=shape.rows, SB=triton.next_power_of_2(seqs), BLOCK=block, HELD=b.phase == "held",
         WINDOW=spec.window is not None, CAP=capped, SPAN=span is not None, SPLIT=splits > 1, **ends,
-        num_warps=shape.warps, num_stages=shape.stages,
+        num_warps=shape.warps, num_stages=shape.stages, OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
     if splits > 1:
-        step = min(16, triton.next_power_of_2(splits))
-        kernels.join[(rows, heads)](
-            parts, peaks, out, given, sinks, rows, splits, given.stride(0), STEP=step, **ends, num_warps=2
-        )
+        step, part = min(JOINED, triton.next_power_of_2(splits)), min(wide[1], JOIN_COLS)
+        kernels.join[(rows, heads, -(-value_dim // part))](
+            parts, peaks, out, given, sinks, rows, splits, given.stride(0), STEP=step, DVB=part, **ends,
+            num_warps=4, OVERLAP=overlap, launch_pdl=overlap,
+        )  # fmt: skip
     return out
 
 

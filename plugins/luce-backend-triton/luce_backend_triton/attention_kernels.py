@@ -15,6 +15,16 @@ from luce_backend_triton.kernels import DOT_F32
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
+@triton.jit
+def wait_for_previous(OVERLAP: tl.constexpr):
+    """Let the launch that follows begin, and wait for the one before: first in every kernel of a step, also where
+    it finds nothing to do, so that whoever waits for it has waited for all.
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
 # --- where things lie
 
 
@@ -119,12 +129,13 @@ def make_rows(
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, HB: tl.constexpr,
     BLOCK: tl.constexpr, HELD: tl.constexpr, WRITE: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
     V_NORM: tl.constexpr, ROPE: tl.constexpr, START: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
-    AXES: tl.constexpr,
+    AXES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One row, HB heads of q, or of k, or of v: norm, RoPE; k and v go to the row's entry.
 
     Grid (rows, groups of q, then of k, then of v).
     """
+    wait_for_previous(OVERLAP)
     row, part = tl.program_id(0), tl.program_id(1)
     groups: tl.constexpr = (H + HB - 1) // HB
     groups_kv: tl.constexpr = (HK + HB - 1) // HB
@@ -138,8 +149,8 @@ def make_rows(
         if Q_NORM:
             inverse = root_mean_of(x, d, D, q_eps)
         y = turned(
-            x, q_weight, inverse, d, D, at, axis, axis_stride, frequency, magnitude, Q_NORM, ROPE, START, HALF,
-            HALVES, AXES,
+            x, q_weight, inverse, d, D, at, axis, axis_stride, frequency, magnitude, Q_NORM, ROPE, START,
+            HALF, HALVES, AXES,
         )  # fmt: skip
         to = turned_q + (row.to(tl.int64) * H + h) * D + d
         tl.store(to, y.to(turned_q.dtype.element_ty), mask=(h < H) & (d < D))
@@ -167,8 +178,8 @@ def make_rows(
                     if K_NORM:
                         k_inverse = root_mean_of(x, d, D, k_eps)
                     y = turned(
-                        x, k_weight, k_inverse, d, D, at, axis, axis_stride, frequency, magnitude, K_NORM, ROPE,
-                        START, HALF, HALVES, AXES,
+                        x, k_weight, k_inverse, d, D, at, axis, axis_stride, frequency, magnitude, K_NORM,
+                        ROPE, START, HALF, HALVES, AXES,
                     )  # fmt: skip
                     to = pages_k + (entry * HK + h) * D + d
                     tl.store(to, y.to(pages_k.dtype.element_ty), mask=(h < HK) & (d < D))
@@ -180,8 +191,8 @@ def make_rows(
                     if V_NORM:
                         v_inverse = root_mean_of(x, d, DV, v_eps)
                     y = turned(
-                        x, v_weight, v_inverse, d, DV, at, axis, axis_stride, frequency, magnitude, V_NORM, False,
-                        0, 0, True, False,
+                        x, v_weight, v_inverse, d, DV, at, axis, axis_stride, frequency, magnitude, V_NORM,
+                        False, 0, 0, True, False,
                     )  # fmt: skip
                     to = pages_v + (entry * HK + h) * DV + d
                     tl.store(to, y.to(pages_v.dtype.element_ty), mask=(h < HK) & (d < DV))
@@ -222,14 +233,16 @@ def attend(
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, DVP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, RT: tl.constexpr, SB: tl.constexpr, BLOCK: tl.constexpr,
     HELD: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, SPAN: tl.constexpr,
-    SPLIT: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr,
+    SPLIT: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """RT rows of one sequence, the query heads of one KV head, one part of the places.
+    """RT rows of one sequence, the query heads of one KV head, one part of the places. The last tiles see most
+    and begin first.
 
     Grid (tiles, KV heads, splits). out f32[T, H·Dv]; SPLIT: parts f32[splits, T, H, Dv] and peaks
     f32[splits, T, H, 2], highest score (in base 2) and sum. scale: of scores, times log2(e).
     """
-    seq, row0 = tile_of(tl.program_id(0), query_start, num_seqs, RT, SB)
+    wait_for_previous(OVERLAP)
+    seq, row0 = tile_of(tl.num_programs(0) - 1 - tl.program_id(0), query_start, num_seqs, RT, SB)
     if seq >= num_seqs:
         return
     start, stop = tl.load(query_start + seq), tl.load(query_start + seq + 1)
@@ -359,13 +372,15 @@ def attend(
 @triton.jit
 def join(
     parts, peaks, out, gate, sinks, num_rows, splits, ldg,
-    H: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, STEP: tl.constexpr, SINKS: tl.constexpr,
-    GATE: tl.constexpr, PER_HEAD: tl.constexpr,
+    H: tl.constexpr, DV: tl.constexpr, DVB: tl.constexpr, STEP: tl.constexpr, SINKS: tl.constexpr,
+    GATE: tl.constexpr, PER_HEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The splits of one row and head: their sum, with sink and gate. Grid (rows, heads)."""
+    """The splits of one row and head: their sum, with sink and gate. Grid (rows, heads, blocks of Dv)."""
+    wait_for_previous(OVERLAP)
     row, h = tl.program_id(0), tl.program_id(1)
-    dv, s = tl.arange(0, DVP), tl.arange(0, STEP)
-    total = tl.zeros((DVP,), tl.float32)
+    dv, s = tl.program_id(2) * DVB + tl.arange(0, DVB), tl.arange(0, STEP)
+    inside = (dv < DV)[None, :]
+    total = tl.zeros((DVB,), tl.float32)
     peak = tl.full((), -float("inf"), tl.float32)
     weight = tl.full((), 0.0, tl.float32)
     if SINKS:
@@ -374,12 +389,10 @@ def join(
     for base in range(0, splits, STEP):
         split = base + s
         at = (split.to(tl.int64) * num_rows + row) * H + h
-        theirs = tl.load(peaks + at * 2, mask=split < splits, other=-float("inf"))
-        some = theirs > -float("inf")
-        sums = tl.load(peaks + at * 2 + 1, mask=some, other=0.0)
-        values = tl.load(
-            parts + at[:, None] * DV + dv[None, :], mask=some[:, None] & (dv < DV)[None, :], other=0.0
-        )
+        here = split < splits
+        theirs = tl.load(peaks + at * 2, mask=here, other=-float("inf"))
+        sums = tl.load(peaks + at * 2 + 1, mask=here, other=0.0)
+        values = tl.load(parts + at[:, None] * DV + dv[None, :], mask=here[:, None] & inside, other=0.0)
         highest = tl.maximum(peak, tl.max(theirs, 0))
         floor = tl.where(highest == -float("inf"), 0.0, highest)
         share = tl.exp2(theirs - floor)
@@ -388,8 +401,5 @@ def join(
         total = total * kept + tl.sum(share[:, None] * values, 0)
         peak = highest
     y = total / tl.where(weight > 0, weight, 1.0)
-    y = tl.reshape(y, (1, DVP))
-    inside = (dv < DV)[None, :]
-    y = gated(y, gate, row, h, dv[None, :], ldg, inside, GATE, PER_HEAD, DV)
-    to = out + (row.to(tl.int64) * H + h) * DV + dv[None, :]
-    tl.store(to, y, mask=inside)
+    y = gated(tl.reshape(y, (1, DVB)), gate, row, h, dv[None, :], ldg, inside, GATE, PER_HEAD, DV)
+    tl.store(out + (row.to(tl.int64) * H + h) * DV + dv[None, :], y, mask=inside)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from luce_backend_triton import delta_chunks as chunks
 from luce_backend_triton import delta_kernels as kernels
+from luce_backend_triton.attention import overlaps, room_of
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import DeltaSpec, ForwardBatch, SlotState
 from luce_core.ops import delta as reference
@@ -23,8 +24,15 @@ CONV_ROWS = 32
 COLS = 1024
 WIDEST = 256
 """Of a head."""
+HELD_LIMIT = 64
+"""Rows of one sequence `held_tree` takes."""
+HELD_COLS = 32
+"""Columns of a state one program of it reads."""
 STATE_COLS = 32
 """Columns of a state one program carries through a prompt."""
+STAGES = 2
+"""Chunks in flight there."""
+WARPS = {"one": 4, "tree": 4, "solve": 4, "carry": 4, "emit": 4}
 
 
 def halves(device: torch.device) -> torch.dtype:
@@ -42,6 +50,10 @@ def _takes(b: ForwardBatch, conv: SlotState, state: SlotState, spec: DeltaSpec) 
     return (
         (b.phase == "held" or spec.kind == "gated")
         and all(tensor.dtype is torch.float32 for tensor in tensors)
+        and (
+            spec.kind == "kda"
+            or min(b.token.shape[0], *(t.shape[1] for t in conv.log.values())) <= HELD_LIMIT
+        )
         and max(spec.key_dim, spec.value_dim) <= WIDEST
     )
 
@@ -71,20 +83,77 @@ def _dims(spec: DeltaSpec) -> dict[str, int]:
     return {"KH": spec.key_heads, "VH": spec.value_heads, "DK": spec.key_dim, "DV": spec.value_dim}
 
 
+def _precise(device: torch.device) -> tuple[str, str]:
+    """How products of f32 are made, of held rows and within chunks: by tensor cores where Triton uses them."""
+    if device.type != "cuda" or not room_of(device).matrix:
+        return "ieee", "ieee"
+    return "ieee" if torch.version.hip else "tf32", "f16"
+
+
 def _held(
     b: ForwardBatch, given: list[Tensor], out: Tensor, conv: SlotState, state: SlotState, spec: DeltaSpec
 ) -> None:
+    """Sequences of one row in one launch, those of more in three; each leaves the others alone."""
     qkv, z, beta, decay = given
+    rows, seqs = qkv.shape[0], b.slot.shape[0]
     (log_x,) = conv.log.values()
-    most = log_x.shape[1]
-    rows = triton.next_power_of_2(min(qkv.shape[0], most))
+    log, most = state.log, log_x.shape[1]
+    dims = _dims(spec)
     wide = _padded(spec.key_dim), _padded(spec.value_dim)
-    kernels.held[(spec.value_heads, b.slot.shape[0])](
-        qkv, z, beta, decay, out, conv.state, spec.conv, state.state, log_x,
-        state.log["k"], state.log["u"], state.log["g"], spec.norm.weight, spec.a, spec.dt_bias, b.parent, b.sees,
-        b.query_start, b.slot, qkv.stride(0), z.stride(0), beta.stride(0), decay.stride(0), b.sees.shape[1], most,
-        spec.lower, spec.eps, spec.norm.eps, spec.key_dim**-0.5, **_dims(spec), DKP=wide[0], DVP=wide[1], R=rows,
-        KERNEL=spec.conv.shape[1], KDA=spec.kind == "kda", num_warps=8 if wide[0] * wide[1] >= 1 << 12 else 4,
+    q_scale = spec.key_dim**-0.5
+    named = (spec.norm.weight, spec.a, spec.dt_bias)
+    strides = (qkv.stride(0), z.stride(0), beta.stride(0), decay.stride(0))
+    cut = {**dims, "DKP": wide[0], "DVP": wide[1], "KERNEL": spec.conv.shape[1]}
+    logs = (log_x, log["k"], log["u"], log["g"])
+    kda, overlap = spec.kind == "kda", overlaps(qkv.device)
+    if not kda and (seqs > 1 or rows == 1):
+        kernels.held_one[(spec.value_heads, seqs)](
+            qkv, z, beta, decay, out, conv.state, spec.conv, state.state, *logs, *named, b.query_start, b.slot,
+            *strides, most, spec.eps, spec.norm.eps, q_scale, **cut, ALONE=rows == 1, num_warps=WARPS["one"],
+            OVERLAP=overlap, launch_pdl=overlap,
+        )  # fmt: skip
+    if kda or rows == seqs > 1:  # most likely one row each, and this one is quickest at finding nothing to do
+        kernels.held_in_turn[(spec.value_heads, seqs)](
+            qkv, z, beta, decay, out, conv.state, spec.conv, state.state, *logs, *named, b.parent, b.sees,
+            b.query_start, b.slot, *strides, b.sees.shape[1], most, spec.lower, spec.eps, spec.norm.eps, q_scale,
+            **cut, R=triton.next_power_of_2(min(rows, most)), ABOVE=0 if kda else 1, KDA=kda, num_warps=8,
+            OVERLAP=overlap, launch_pdl=overlap,
+        )  # fmt: skip
+    elif rows > 1:
+        _held_trees(b, given, out, conv, state, spec)
+
+
+def _held_trees(
+    b: ForwardBatch, given: list[Tensor], out: Tensor, conv: SlotState, state: SlotState, spec: DeltaSpec
+) -> None:
+    qkv, z, beta, decay = given
+    rows, seqs, device = qkv.shape[0], b.slot.shape[0], qkv.device
+    (log_x,) = conv.log.values()
+    log, most = state.log, log_x.shape[1]
+    heads, dims, overlap = spec.value_heads, _dims(spec), overlaps(device)
+    wide = _padded(spec.key_dim), _padded(spec.value_dim)
+    q, k = (torch.empty(rows, spec.key_heads, spec.key_dim, device=device) for _ in range(2))
+    v = torch.empty(rows, heads, spec.value_dim, device=device)
+    tile = min(16, triton.next_power_of_2(rows))
+    kernels.held_rows[(-(-rows // tile), 2 * spec.key_heads + heads)](
+        qkv, q, k, v, conv.state, spec.conv, log_x, log["k"], b.parent, b.seq, b.query_start, b.slot, rows,
+        qkv.stride(0), most, spec.eps, spec.key_dim**-0.5, **dims, DP=max(wide), RT=tile,
+        KERNEL=spec.conv.shape[1], num_warps=4, OVERLAP=overlap, launch_pdl=overlap,
+    )  # fmt: skip
+    cols = wide[1] if INTERPRETED else min(wide[1], HELD_COLS)
+    largest = _padded(min(rows, most))
+    for size, above in ((16, 1), (64, 16)):
+        if above < largest:
+            kernels.held_tree[(heads, seqs, -(-spec.value_dim // cols))](
+                q, k, v, beta, decay, out, state.state, log["u"], log["g"], spec.a, spec.dt_bias, b.sees,
+                b.query_start, b.slot, beta.stride(0), decay.stride(0), b.sees.shape[1], most, **dims,
+                DKP=wide[0], DVB=cols, R=min(size, largest), ABOVE=above, num_warps=WARPS["tree"],
+                PRECISE=_precise(device)[0], OVERLAP=overlap, launch_pdl=overlap,
+            )  # fmt: skip
+    per = min(8, triton.next_power_of_2(heads))
+    kernels.norm_heads[(rows, -(-heads // per))](
+        out, z, spec.norm.weight, b.seq, b.query_start, rows, z.stride(0), spec.norm.eps, VH=heads,
+        DV=spec.value_dim, DVP=wide[1], RT=per, num_warps=4, OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -113,29 +182,18 @@ def _prompt(
     sums = torch.empty(rows, heads, device=device)
     cut = {**dims, "DKP": wide[0], "CHUNK": CHUNK, "SB": triton.next_power_of_2(seqs)}
     chunks.solve[(many, heads)](
-        k, v, beta, decay, w, u, sums, spec.a, spec.dt_bias, b.query_start, seqs, beta.stride(0), decay.stride(0),
-        **cut, DVP=wide[1], num_warps=4,
+        k, v, beta, decay, w, u, sums, spec.a, spec.dt_bias, b.query_start, seqs, beta.stride(0),
+        decay.stride(0), **cut, DVP=wide[1], PRECISE=_precise(device)[1], num_warps=WARPS["solve"],
     )  # fmt: skip
     states = torch.empty(many, heads, spec.key_dim, spec.value_dim, dtype=half, device=device)
     cols = wide[1] if INTERPRETED else min(wide[1], STATE_COLS)
     chunks.carry[(-(-spec.value_dim // cols), heads, seqs)](
-        k,
-        w,
-        u,
-        sums,
-        states,
-        state.state,
-        b.query_start,
-        b.slot,
-        seqs,
-        **cut,
-        DVB=cols,
-        STAGES=2,
-        num_warps=4,
-    )
+        k, w, u, sums, states, state.state, b.query_start, b.slot, seqs, **cut, DVB=cols, STAGES=STAGES,
+        num_warps=WARPS["carry"],
+    )  # fmt: skip
     chunks.emit[(many, heads)](
         q, k, u, sums, states, z, spec.norm.weight, out, b.query_start, seqs, z.stride(0), spec.norm.eps, **cut,
-        DVP=wide[1], num_warps=8,
+        DVP=wide[1], num_warps=WARPS["emit"],
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from luce_backend_triton.attention_kernels import product, tile_of
-from luce_backend_triton.delta_kernels import gated_norm, log_decay, sigmoid, silu, unit
+from luce_backend_triton.delta_kernels import gated_norm, inverse_of, log_decay, sigmoid, silu, unit
 
 
 @triton.jit
@@ -84,7 +84,7 @@ def move_window(x, window, query_start, slots, ldx, width, ROWS: tl.constexpr, C
 def solve(
     k, v, beta, decay, w, u, sums, a, dt, query_start, num_seqs, ldbeta, lddecay,
     KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,
-    DVP: tl.constexpr, CHUNK: tl.constexpr, SB: tl.constexpr,
+    DVP: tl.constexpr, CHUNK: tl.constexpr, SB: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """One chunk, one value head: w and u, with which the state's part is u - w M; sums: log decays so far.
 
@@ -108,16 +108,9 @@ def solve(
     tl.store(sums + row * VH + h, total, mask=live)
     in_k, in_v = live[:, None] & (c < DK)[None, :], live[:, None] & (d < DV)[None, :]
     key = tl.load(k + (row[:, None] * KH + h % KH) * DK + c[None, :], mask=in_k, other=0.0)
-    # The system turned over: [j, i], row j above row i.
-    met = product(key, tl.trans(key))
-    above = i[:, None] < i[None, :]
-    between = tl.exp(tl.where(above, total[None, :] - total[:, None], -float("inf")))
-    system = met * between * step[None, :]
-    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    for n in range(1, tl.minimum(stop - row0, CHUNK)):
-        column = tl.sum(tl.where(i[None, :] == n, system, 0.0), 1)
-        made = tl.sum(column[:, None] * inverse, 0)
-        inverse = tl.where(i[:, None] == n, inverse - made[None, :], inverse)
+    above = i[:, None] > i[None, :]
+    between = tl.exp(tl.where(above, total[:, None] - total[None, :], -float("inf")))
+    inverse = inverse_of(-product(key, tl.trans(key)) * between * step[:, None], CHUNK, PRECISE)
     solved = inverse.to(key.dtype)
     scaled = (key.to(tl.float32) * (step * tl.exp(total))[:, None]).to(key.dtype)
     part = product(solved, scaled)
@@ -154,6 +147,8 @@ def carry(
     within = c[:, None] * DV + d[None, :]
     home = memory + (tl.load(slots + seq).to(tl.int64) * VH + h) * (DK * DV) + within
     m = tl.load(home, mask=square, other=0.0)
+    total = tl.load(sums + (start + i).to(tl.int64) * VH + h, mask=start + i < stop, other=0.0)
+    last = tl.load(sums + (tl.minimum(start + CHUNK, stop) - 1).to(tl.int64) * VH + h)
     for chunk in tl.range(0, (stop - start + CHUNK - 1) // CHUNK, num_stages=STAGES):
         to = states + ((before + chunk).to(tl.int64) * VH + h) * (DK * DV) + within
         half = m.to(states.dtype.element_ty)
@@ -165,13 +160,16 @@ def carry(
         key = tl.load(k + (row[:, None] * KH + h % KH) * DK + c[None, :], mask=in_k, other=0.0)
         read = tl.load(w + (row[:, None] * VH + h) * DK + c[None, :], mask=in_k, other=0.0)
         made = tl.load(u + (row[:, None] * VH + h) * DV + d[None, :], mask=in_v, other=0.0)
-        total = tl.load(sums + row * VH + h, mask=live, other=0.0)
-        last = tl.load(sums + (tl.minimum(first + CHUNK, stop) - 1).to(tl.int64) * VH + h)
+        left = tl.where(live, tl.exp(last - total), 0.0)
+        whole = tl.exp(last)
+        # Of the next chunk: these loads are too small to be moved ahead by the compiler.
+        later = first + CHUNK
+        total = tl.load(sums + (later + i).to(tl.int64) * VH + h, mask=later + i < stop, other=0.0)
+        last = tl.load(sums + (tl.minimum(later + CHUNK, stop) - 1).to(tl.int64) * VH + h)
         made = (made.to(tl.float32) - product(read, half)).to(key.dtype)
         tl.store(u + (row[:, None] * VH + h) * DV + d[None, :], made, mask=in_v)
-        left = tl.where(live, tl.exp(last - total), 0.0)
         scaled = (key.to(tl.float32) * left[:, None]).to(key.dtype)
-        m = m * tl.exp(last) + product(tl.trans(scaled), made)
+        m = m * whole + product(tl.trans(scaled), made)
     tl.store(home, m, mask=square)
 
 

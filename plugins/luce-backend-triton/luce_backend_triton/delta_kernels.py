@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from luce_backend_triton.attention_kernels import column_of
+from luce_backend_triton.attention_kernels import column_of, wait_for_previous
 
 # --- pieces
 
@@ -70,20 +70,243 @@ def held_taps(
 
 
 @triton.jit
-def held(
+def held_one(
+    qkv, z, beta, decay, out, conv, taps, state, log_x, log_k, log_u, log_g, norm, a, dt, query_start, slots,
+    ldqkv, ldz, ldbeta, lddecay, most, unit_eps, norm_eps, q_scale,
+    KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,
+    DVP: tl.constexpr, KERNEL: tl.constexpr, ALONE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The one held row of a sequence, one value head: all of `delta`, gated. Grid (value heads, sequences).
+
+    ALONE: the batch is one row. Sequences of more rows are left to `held_rows`. Nothing committed changes.
+    """
+    wait_for_previous(OVERLAP)
+    h, seq = tl.program_id(0), tl.program_id(1)
+    start = tl.load(query_start + seq)
+    if (not ALONE) and (tl.load(query_start + seq + 1) != start + 1):
+        return
+    C: tl.constexpr = 2 * KH * DK + VH * DV
+    kh = h % KH
+    slot = tl.load(slots + seq).to(tl.int64)
+    c, v = tl.arange(0, DKP), tl.arange(0, DVP)
+    in_k, in_v = c < DK, v < DV
+    from_m = state + ((slot * VH + h) * DK + c[:, None]) * DV + v[None, :]
+    memory = tl.load(from_m, mask=in_k[:, None] & in_v[None, :], other=0.0)
+    x, window = qkv + start.to(tl.int64) * ldqkv, conv + slot * ((KERNEL - 1) * C)
+    kept = log_x + slot * most * C
+    q = one_tap(x, window, taps, kept, kh * DK + c, in_k, h < KH, C, KERNEL)
+    k = one_tap(x, window, taps, kept, (KH + kh) * DK + c, in_k, h < KH, C, KERNEL)
+    value = one_tap(x, window, taps, kept, 2 * KH * DK + h * DV + v, in_v, h >= 0, C, KERNEL)
+    raw = tl.load(decay + start.to(tl.int64) * lddecay + h).to(tl.float32) + tl.load(dt + h)
+    g = log_decay(raw, tl.load(a + h), 0.0, False)
+    step = sigmoid(tl.load(beta + start.to(tl.int64) * ldbeta + h).to(tl.float32))
+    gate = tl.load(z + start.to(tl.int64) * ldz + h * DV + v, mask=in_v, other=0.0).to(tl.float32)
+
+    k_size, q_size = 1 / tl.sqrt(tl.sum(k * k, 0) + unit_eps), q_scale / tl.sqrt(tl.sum(q * q, 0) + unit_eps)
+    met = tl.sum(k * q, 0) * k_size * q_size
+    left = tl.exp(g)
+    k_read = tl.sum(memory * k[:, None], 0) * (left * k_size)
+    q_read = tl.sum(memory * q[:, None], 0) * (left * q_size)
+    tl.store(log_k + (slot * most * KH + kh) * DK + c, k * k_size, mask=in_k & (h < KH))
+    tl.store(log_g + slot * most * VH + h, g)
+    # v and what M reads lie in different layouts: one meeting.
+    made = step * (value - k_read)
+    tl.store(log_u + (slot * most * VH + h) * DV + v, made, mask=in_v)
+    y = q_read + met * made
+    y = (
+        y
+        * (1 / tl.sqrt(tl.sum(y * y, 0) / DV + norm_eps))
+        * tl.load(norm + v, mask=in_v, other=0.0)
+        * silu(gate)
+    )
+    tl.store(out + (start.to(tl.int64) * VH + h) * DV + v, y, mask=in_v)
+
+
+@triton.jit
+def one_tap(x, window, taps, kept, channel, inside, keeps, C: tl.constexpr, KERNEL: tl.constexpr):
+    """Convolution and SiLU of one row; the row itself goes to the log where `keeps`."""
+    given = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)
+    tl.store(kept + channel, given, mask=inside & keeps)
+    total = given * tl.load(taps + channel * KERNEL + (KERNEL - 1), mask=inside, other=0.0)
+    for n in tl.static_range(KERNEL - 1):
+        row = tl.load(window + n * C + channel, mask=inside, other=0.0)
+        total += row * tl.load(taps + channel * KERNEL + n, mask=inside, other=0.0)
+    return silu(total)
+
+
+@triton.jit
+def held_rows(
+    qkv, q, k, v, conv, taps, log_x, log_k, parent, seq, query_start, slots, num_rows, ldqkv, most, unit_eps,
+    q_scale,
+    KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr,
+    RT: tl.constexpr, KERNEL: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """RT held rows, one head of q, of k or of v: convolution and SiLU, q and k over their norm, logs.
+
+    Grid (rows / RT, heads of q, then of k, then of v). Results f32.
+    """
+    wait_for_previous(OVERLAP)
+    C: tl.constexpr = 2 * KH * DK + VH * DV
+    head = tl.program_id(1)
+    row = tl.program_id(0) * RT + tl.arange(0, RT)[:, None]
+    live = row < num_rows
+    s = tl.load(seq + row, mask=live, other=0)
+    start = tl.load(query_start + s, mask=live, other=0)
+    live = live & (tl.load(query_start + s + 1, mask=live, other=0) > start + 1)
+    d = tl.arange(0, DP)[None, :]
+    of_v = head >= 2 * KH
+    wide = tl.where(of_v, DV, DK)
+    channel = tl.where(of_v, 2 * KH * DK + (head - 2 * KH) * DV, head * DK) + d
+    inside = d < wide
+    slot = tl.load(slots + s, mask=live, other=0).to(tl.int64)
+    window = conv + slot * ((KERNEL - 1) * C)
+    both = live & inside
+    logged = slot * most + row - start
+    given = tl.load(qkv + row.to(tl.int64) * ldqkv + channel, mask=both, other=0.0).to(tl.float32)
+    tl.store(log_x + logged * C + channel, given, mask=both)
+    total = held_taps(qkv, window, taps, parent, row - start, live, start, channel, inside, ldqkv, C, KERNEL)
+    at = row.to(tl.int64)
+    if of_v:
+        tl.store(v + (at * VH + head - 2 * KH) * DV + d, total, mask=both)
+    elif head >= KH:
+        y = unit(total, unit_eps)
+        tl.store(k + (at * KH + head - KH) * DK + d, y, mask=both)
+        tl.store(log_k + (logged * KH + head - KH) * DK + d, y, mask=both)
+    else:
+        tl.store(q + (at * KH + head) * DK + d, unit(total, unit_eps) * q_scale, mask=both)
+
+
+@triton.jit
+def exact(a, b, PRECISE: tl.constexpr):
+    """a @ b of f32, to f32. PRECISE: an `input_precision`, or f16, whose mantissa is that of tf32."""
+    if PRECISE == "f16":
+        return tl.dot(a.to(tl.float16), b.to(tl.float16))
+    else:
+        return tl.dot(a, b, input_precision=PRECISE)
+
+
+@triton.jit
+def inverse_of(n, SIZE: tl.constexpr, PRECISE: tl.constexpr):
+    """(I - n)⁻¹ of a strictly lower triangular n [SIZE, SIZE]: of blocks of 4, then of 16, then of 64.
+
+    Four blocks beside each other need powers up to the third; those stay small where all keys are equal, while
+    powers of the whole would not.
+    """
+    tl.static_assert(SIZE <= 64)
+    i = tl.arange(0, SIZE)
+    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+    inverse += powers(tl.where((i // 4)[:, None] == (i // 4)[None, :], n, 0.0), PRECISE)
+    inverse = joined(inverse, n, i, 4, PRECISE)
+    if SIZE > 16:
+        inverse = joined(inverse, n, i, 16, PRECISE)
+    return inverse
+
+
+@triton.jit
+def powers(n, PRECISE: tl.constexpr):
+    """n + n² + n³."""
+    square = exact(n, n, PRECISE)
+    return n + square + exact(n, square, PRECISE)
+
+
+@triton.jit
+def joined(inverse, n, i, BLOCK: tl.constexpr, PRECISE: tl.constexpr):
+    """From inverses of blocks to those of blocks four times as large."""
+    wider = (i // (4 * BLOCK))[:, None] == (i // (4 * BLOCK))[None, :]
+    beside = wider & ((i // BLOCK)[:, None] != (i // BLOCK)[None, :])
+    met = exact(inverse, tl.where(beside, n, 0.0), PRECISE)
+    return inverse + exact(powers(met, PRECISE), inverse, PRECISE)
+
+
+@triton.jit
+def held_tree(
+    q, k, v, beta, decay, out, state, log_u, log_g, a, dt, sees, query_start, slots, ldbeta,
+    lddecay, words, most,
+    KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,
+    DVB: tl.constexpr, R: tl.constexpr, ABOVE: tl.constexpr, PRECISE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The held rows of one sequence, one value head, some of Dv: what every row makes and reads.
+
+    Grid (value heads, sequences, blocks of Dv). Sequences of more than ABOVE rows and at most R; others are left
+    alone. Outputs are not normed yet.
+    """
+    wait_for_previous(OVERLAP)
+    h, seq = tl.program_id(0), tl.program_id(1)
+    start = tl.load(query_start + seq)
+    rows = tl.load(query_start + seq + 1) - start
+    if (rows <= ABOVE) | (rows > R):
+        return
+    slot = tl.load(slots + seq).to(tl.int64)
+    i, c, d = tl.arange(0, R), tl.arange(0, DKP), tl.program_id(2) * DVB + tl.arange(0, DVB)
+    live, in_v = i < rows, d < DV
+    from_m = state + ((slot * VH + h) * DK + c[:, None]) * DV + d[None, :]
+    memory = tl.load(from_m, mask=(c < DK)[:, None] & in_v[None, :], other=0.0)
+    row = (start + i).to(tl.int64)
+    in_k, both = live[:, None] & (c < DK)[None, :], live[:, None] & in_v[None, :]
+    query = tl.load(q + (row[:, None] * KH + h % KH) * DK + c[None, :], mask=in_k, other=0.0)
+    key = tl.load(k + (row[:, None] * KH + h % KH) * DK + c[None, :], mask=in_k, other=0.0)
+    value = tl.load(v + (row[:, None] * VH + h) * DV + d[None, :], mask=both, other=0.0)
+    raw = tl.load(decay + row * lddecay + h, mask=live, other=0.0).to(tl.float32) + tl.load(dt + h)
+    g = tl.where(live, log_decay(raw, tl.load(a + h), 0.0, False), 0.0)
+    step = tl.where(live, sigmoid(tl.load(beta + row * ldbeta + h, mask=live, other=0.0).to(tl.float32)), 0.0)
+    word = tl.load(
+        sees + row[:, None] * words + (i // 64)[None, :], mask=live[:, None] & live[None, :], other=0
+    )
+    above = (((word >> (i % 64)[None, :].to(tl.int64)) & 1) != 0) & (i[None, :] < i[:, None])
+    within = above | (i[None, :] == i[:, None])
+    # The log decay from the state to each row, in both directions of the tile.
+    since = tl.sum(tl.where(within, g[None, :], 0.0), 1)
+    same = tl.sum(tl.where(i[None, :] == i[:, None], since[:, None], 0.0), 0)
+    between = tl.exp(tl.where(within, since[:, None] - same[None, :], -float("inf")))
+    met = exact(key, tl.trans(key), PRECISE)
+    system = tl.where(above, met * between * step[:, None], 0.0)
+    left = tl.exp(since)[:, None]
+    right = step[:, None] * (value - left * exact(key, memory, PRECISE))
+    made = exact(inverse_of(-system, R, PRECISE), right, PRECISE)
+    asked = exact(query, tl.trans(key), PRECISE) * between
+    y = left * exact(query, memory, PRECISE) + exact(asked, made, PRECISE)
+    logged = slot * most + i
+    tl.store(log_u + (logged[:, None] * VH + h) * DV + d[None, :], made, mask=both)
+    tl.store(log_g + logged * VH + h, g, mask=live)
+    tl.store(out + (row[:, None] * VH + h) * DV + d[None, :], y, mask=both)
+
+
+@triton.jit
+def norm_heads(
+    y, z, norm, seq, query_start, num_rows, ldz, norm_eps,
+    VH: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, RT: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Outputs of `held_tree`, normed and gated in place. Grid (rows, value heads / RT)."""
+    wait_for_previous(OVERLAP)
+    row = tl.program_id(0)
+    s = tl.load(seq + row)
+    if tl.load(query_start + s + 1) - tl.load(query_start + s) <= 1:
+        return
+    h, v = tl.program_id(1) * RT + tl.arange(0, RT), tl.arange(0, DVP)
+    inside = (h < VH)[:, None] & (v < DV)[None, :]
+    at = y + (row.to(tl.int64) * VH + h[:, None]) * DV + v[None, :]
+    gate = tl.load(z + row.to(tl.int64) * ldz + h[:, None] * DV + v[None, :], mask=inside, other=0.0)
+    given = tl.load(at, mask=inside, other=0.0)
+    tl.store(at, gated_norm(given, gate.to(tl.float32), norm, v, norm_eps, DV, False), mask=inside)
+
+
+@triton.jit
+def held_in_turn(
     qkv, z, beta, decay, out, conv, taps, state, log_x, log_k, log_u, log_g, norm, a, dt, parent, sees,
     query_start, slots, ldqkv, ldz, ldbeta, lddecay, words, most, lower, unit_eps, norm_eps, q_scale,
     KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,
-    DVP: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr, KDA: tl.constexpr,
+    DVP: tl.constexpr, R: tl.constexpr, KERNEL: tl.constexpr, ABOVE: tl.constexpr,
+    KDA: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """All held rows of one sequence, one value head: convolution, recurrence, gated norm, logs.
+    """All held rows of one sequence, one value head, row after row: every channel may decay on its own.
 
-    Grid (value heads, sequences). R: at least the rows of a sequence. Nothing committed changes.
+    Grid (value heads, sequences). Sequences of more than ABOVE rows and at most R. Nothing committed changes.
     """
+    wait_for_previous(OVERLAP)
     h, seq = tl.program_id(0), tl.program_id(1)
     start, stop = tl.load(query_start + seq), tl.load(query_start + seq + 1)
     rows = stop - start
-    if rows <= 0:
+    if rows <= ABOVE:
         return
     C: tl.constexpr = 2 * KH * DK + VH * DV
     kh = h % KH
@@ -115,16 +338,13 @@ def held(
         tl.store(log_x + logged * C + k_at, given, mask=alive & in_k)
         tl.store(log_k + (logged * KH + kh) * DK + c[None, :], k, mask=alive & in_k)
     if KDA:
-        raw = tl.load(decay + place * lddecay + h * DK + c[None, :], mask=alive & in_k, other=0.0).to(
-            tl.float32
-        )
-        raw += tl.load(dt + h * DK + c[None, :], mask=in_k, other=0.0)
-        g = log_decay(raw, tl.load(a + h), lower, True)
-        g = tl.where(alive & in_k, g, 0.0)
+        raw = tl.load(decay + place * lddecay + h * DK + c[None, :], mask=alive & in_k, other=0.0)
+        raw = raw.to(tl.float32) + tl.load(dt + h * DK + c[None, :], mask=in_k, other=0.0)
+        g = tl.where(alive & in_k, log_decay(raw, tl.load(a + h), lower, True), 0.0)
         tl.store(log_g + (logged * VH + h) * DK + c[None, :], g, mask=alive & in_k)
     else:
         raw = tl.load(decay + place * lddecay + h, mask=alive, other=0.0).to(tl.float32) + tl.load(dt + h)
-        g = tl.where(alive, log_decay(raw, tl.load(a + h), lower, False), 0.0)  # [R, 1]
+        g = tl.where(alive, log_decay(raw, tl.load(a + h), lower, False), 0.0)
         tl.store(log_g + logged * VH + h, g, mask=alive)
     step = sigmoid(tl.load(beta + (start + i).to(tl.int64) * ldbeta + h, mask=live, other=0.0).to(tl.float32))
 
@@ -136,11 +356,11 @@ def held(
         above = (((word >> (i % 64).to(tl.int64)) & 1) != 0) & (i < n)
         mine = row == n
         path = (above[:, None] | mine) & alive
-        own = tl.sum(tl.where(path, g, 0.0), 0)  # [Dk] or [1]
+        own = tl.sum(tl.where(path, g, 0.0), 0)
         since = tl.where(mine, own[None, :], since)
         k_n, q_n = tl.sum(tl.where(mine, k, 0.0), 0), tl.sum(tl.where(mine, q, 0.0), 0)
         v_n, b_n = tl.sum(tl.where(mine, value, 0.0), 0), tl.sum(tl.where(i == n, step, 0.0), 0)
-        between = tl.exp(tl.where(path, own[None, :] - since, -float("inf")))  # [R, Dk] or [R, 1]
+        between = tl.exp(tl.where(path, own[None, :] - since, -float("inf")))
         k_met = tl.sum(k * k_n[None, :] * between, 1)
         q_met = tl.sum(k * q_n[None, :] * between, 1)
         k_met = tl.where(i == n, 0.0, k_met)
@@ -175,13 +395,14 @@ def gated_norm(y, gate, norm, v, eps, DV: tl.constexpr, KDA: tl.constexpr):
 def fold(
     state, log_k, log_u, log_g, states, logs_k, logs_u, logs_g, slots, path, count, path_stride, most,
     KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,
-    DVB: tl.constexpr, KDA: tl.constexpr,
+    DVB: tl.constexpr, KDA: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """M <- diag(exp g) M + k uᵀ along the accepted rows. Grid (layers · value heads, sequences, blocks of Dv).
+    """M <- diag(exp g) M + k uᵀ along the accepted rows. Grid (layers · heads, sequences, blocks of Dv).
 
     state, log_*: those of the first layer; states, logs_*: i64, how far those of every layer lie from
     them.
     """
+    wait_for_previous(OVERLAP)
     seq = tl.program_id(1)
     steps = tl.load(count + seq)
     if steps <= 0:
@@ -211,13 +432,14 @@ def fold(
 @triton.jit
 def shift_rows(
     state, log, states, logs, slots, path, count, path_stride, most, width,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Append the accepted rows to windows of ROWS rows, keep the newest. states, logs: as for `fold`.
 
     Grid (layers, sequences, blocks of columns). A thread moves its column down row by row: it reads below
     what it has written.
     """
+    wait_for_previous(OVERLAP)
     seq = tl.program_id(1)
     steps = tl.load(count + seq)
     if steps <= 0:
@@ -240,13 +462,14 @@ def shift_rows(
 @triton.jit
 def move_entries(
     page, pages, lengths, path, count, block, first, used, path_stride, table_stride, words,
-    COLS: tl.constexpr, BLOCK: tl.constexpr,
+    COLS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Entries of accepted rows from length + path[n] to length + n, as i32. pages: how far from page.
 
     Grid (page tensors, sequences, blocks of columns). Paths rise, so nothing is read after it was written
     over.
     """
+    wait_for_previous(OVERLAP)
     seq = tl.program_id(1)
     steps = tl.load(count + seq)
     page += tl.multiple_of(tl.load(pages + tl.program_id(0)), 4)

@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from luce_backend_triton import delta_kernels as kernels
+from luce_backend_triton.attention import overlaps
 from luce_core.contracts import Commit, ForwardBatch, Region, SlotState
 from luce_core.ops import state as reference
 
@@ -71,16 +72,18 @@ def commit_slot(ops: Any, b: ForwardBatch, commit: Commit, slot: SlotState) -> N
 def _shift(b: ForwardBatch, commit: Commit, slots: Sequence[SlotState]) -> None:
     logs = [next(iter(slot.log.values())) for slot in slots]
     _, rows, width = slots[0].state.shape
+    overlap = overlaps(slots[0].state.device)
     grid = (len(slots), commit.count.shape[0], -(-width // COLS))
     kernels.shift_rows[grid](
         slots[0].state, logs[0], _from_first([slot.state for slot in slots]), _from_first(logs), b.slot,
         commit.path, commit.count, commit.path.stride(0), logs[0].shape[1], width, ROWS=rows, COLS=COLS,
+        OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
 
 
 def _fold(b: ForwardBatch, commit: Commit, slots: Sequence[SlotState]) -> None:
     heads, key_dim, value_dim = slots[0].state.shape[1:]
-    logs = slots[0].log
+    logs, overlap = slots[0].log, overlaps(slots[0].state.device)
     cols = min(FOLD_COLS, triton.next_power_of_2(value_dim))
     names = ("k", "u", "g")
     tables = [_from_first([slot.state for slot in slots])]
@@ -89,6 +92,7 @@ def _fold(b: ForwardBatch, commit: Commit, slots: Sequence[SlotState]) -> None:
         slots[0].state, *(logs[name] for name in names), *tables, b.slot, commit.path, commit.count,
         commit.path.stride(0), logs["k"].shape[1], KH=logs["k"].shape[2], VH=heads, DK=key_dim, DV=value_dim,
         DKP=triton.next_power_of_2(key_dim), DVB=cols, KDA=logs["g"].dim() == 4, num_warps=4,
+        OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -101,12 +105,14 @@ def commit_pages(ops: Any, b: ForwardBatch, commit: Commit, regions: Sequence[Re
     if regions[0].stride != 1 or any(width % 4 for width in widths) or not all(map(_lies_well, pages)):
         reference.commit_pages(ops, b, commit, regions)
         return
-    table = b.table[regions[0].group]
+    table, overlap = b.table[regions[0].group], overlaps(pages[0].device)
     for width in sorted(set(widths)):
         alike = [page for page, its in zip(pages, widths, strict=True) if its == width]
         kernels.move_entries[(len(alike), commit.count.shape[0], -(-width // 4 // COLS))](
-            alike[0].view(torch.int32), _from_first(alike), b.length, commit.path, commit.count, table.block, table.first, table.count,
-            commit.path.stride(0), table.block.stride(0), width // 4, COLS=COLS, BLOCK=regions[0].block_entries,
+            alike[0].view(torch.int32), _from_first(alike), b.length, commit.path, commit.count,
+            table.block, table.first, table.count,
+            commit.path.stride(0), table.block.stride(0), width // 4, COLS=COLS,
+            BLOCK=regions[0].block_entries, OVERLAP=overlap, launch_pdl=overlap,
         )  # fmt: skip
 
 

@@ -111,7 +111,8 @@ def test_a_sequence_without_rows(device, phase):
     b = w.batch(phase, (1, 19, 2, {}), (0, 11, 1, {}), (2, 9, 2, {}))
     keep = torch.tensor([0, 1, 3, 4], device=device)
     b = evolve(
-        b, token=b.token[keep], index=b.index[keep], seq=b.seq[keep], parent=b.parent[keep], sees=b.sees[keep],
+        b, token=b.token[keep], index=b.index[keep], seq=b.seq[keep], parent=b.parent[keep],
+        sees=b.sees[keep],
         query_start=torch.tensor([0, 2, 2, 4], dtype=torch.int32, device=device),
     )  # fmt: skip
     w.compare(b)
