@@ -46,6 +46,7 @@ DISTRIBUTIONS = {"arch": "luce-arch-{}", "device": "luce-backend-{}"}
 FAMILIES = {
     "bailingmoe3": "bailing",
     "clip.qwen3vl_merger": "qwen35",
+    "deepseek41": "deepseek4",
     "gemma3": "gemma",
     "gemma4": "gemma",
     "qwen2": "llama",

@@ -76,11 +76,12 @@ def described(header: GgufHeader, registry: Registry) -> ModelSpec | str | None:
 
 def model_words(spec: ModelSpec) -> list[str]:
     """The model in numbers: what the plan would begin with."""
-    from luce_core.plan_render import state_words
+    from luce_core.plan_render import state_words, stored_words
 
     return [
         f"{spec.parameters / 1e6:,.1f} M parameters in {spec.num_layers} layers, trained for "
         f"{spec.context:,} tokens; a decoded token reads {show_size(spec.active_bytes)} of weights.",
+        *stored_words(spec),
         state_words(spec, {"cache.k_type": "f16", "cache.v_type": "f16"}),
     ]
 
@@ -97,6 +98,10 @@ def _model_data(found: ModelSpec | str | None) -> dict[str, object] | None:
         "parameters": found.parameters,
         "weight_bytes": found.weight_bytes,
         "active_bytes": found.active_bytes,
+        "stored": {
+            name: {"parameters": size.parameters, "bytes": size.num_bytes}
+            for name, size in found.stored.items()
+        },
         "layers": found.num_layers,
         "context": found.context,
         "vocab": found.vocab,

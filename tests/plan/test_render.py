@@ -61,7 +61,7 @@ def test_what_stays_in_the_file_is_said(arch, model):
     registry = from_modules([arch()])
     options = load_options(registry, {"ctx_size": 64}, {}, [])
     shown = text(render_plan(make_plan(options, model(tables=2), registry, [CPU]), registry))
-    said = "2,000,000.0 M parameters more, 1862.6 GiB, stay in the file and are read by row"
+    said = "2,000,000.0 M parameters more in 2 tables stay in the file, 1862.6 GiB, and are read by row."
     assert said in " ".join(shown.split())
 
 

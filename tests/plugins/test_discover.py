@@ -295,6 +295,7 @@ def test_what_is_missing_is_said_with_the_nearest_name_and_the_choices(box):
     [
         ("arch.bailingmoe3", "luce-arch-bailing"),
         ("arch.deepseek4", "luce-arch-deepseek4"),
+        ("arch.deepseek41", "luce-arch-deepseek4"),
         ("arch.gemma4", "luce-arch-gemma"),
         ("arch.qwen2", "luce-arch-llama"),
         ("arch.qwen35", "luce-arch-qwen35"),

@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import numpy as np
@@ -34,13 +35,17 @@ from luce_core.gguf.rows import ROW_CACHE_BYTES
 from luce_core.options import load_options
 from luce_core.plan import make_plan, state_sizes
 from luce_core.plugins import from_modules
+from luce_core.testing.command import run_command
 from luce_core.testing.fake_plugins import make_plugin
 from luce_core.testing.gguf_header import write_header
 
 from .models_v41 import ARCH, BASE, WHOLE, metadata_of, tensors_of
 
 A = f"{ARCH}."
+HOOKS = "luce_arch_deepseek4.hooks"
 GIB = 1 << 30
+ROWS = (384_006_168, 384_016_682)
+"""Of the two tables of n-grams."""
 SMALL = {**BASE, **WHOLE}
 SHAPES = tensors_of(SMALL)
 DEVICE = DeviceInfo("cpu", "a large CPU", 400 * GIB, 100e9, frozenset({"cpu"}), provenance="made up")
@@ -72,12 +77,11 @@ def described(folder, keys, shapes=None):
 def test_parameters_and_bytes_of_flash(tmp_path):
     """As counted of the published checkpoint by shapes; tables of n-grams are no weights in memory."""
     spec = describe(flash_of(tmp_path), CacheOptions(0))
-    rows = (384_006_168, 384_016_682)
     assert spec.stored == {
         f"blk.{layer}.engram_embd.weight": StoredSize(count * 256, count * 272)  # Q8_0: 34 bytes for 32
-        for layer, count in zip((1, 14), rows, strict=True)
+        for layer, count in zip((1, 14), ROWS, strict=True)
     }
-    tables = sum(rows) * 256
+    tables = sum(ROWS) * 256
     assert round(tables / 1e9, 1) == 196.6
     experts = 40 * 384 * 3 * 5120 * 2304
     assert round(experts / 1e9, 1) == 543.6
@@ -96,7 +100,7 @@ def test_bytes_at_q4_k_m(tmp_path):
     """4.5 to 6.6 bits a weight in memory, and as few in the tables."""
     spec = describe(flash_of(tmp_path, "q4_k_m"), CacheOptions(0))
     assert 4.5 <= 8 * spec.weight_bytes / spec.parameters <= 5.3
-    assert sum(size.num_bytes for size in spec.stored.values()) == (384_006_168 + 384_016_682) * 144
+    assert sum(size.num_bytes for size in spec.stored.values()) == sum(ROWS) * 144
 
 
 def test_state_of_flash(tmp_path):
@@ -141,6 +145,17 @@ def test_the_plan_leaves_tables_in_the_file(tmp_path):
     tokens = {group: count * sizes.block_tokens for group, count in sizes.num_blocks.items()}
     assert tokens["target/every.1"] == tokens["target/every.2"] >= 2 * 16384
     assert claims["state of target"] >= 3200 * tokens["target/every.1"] + 40 * 1024 * tokens["target/near"]
+
+
+def test_inspect_says_what_stays_in_the_file(tmp_path):
+    path = flash_of(tmp_path).path
+    shown = " ".join(run_command("inspect", path, hooks=(HOOKS,)).split())
+    assert "551,880.8 M parameters in 40 layers" in shown
+    assert (
+        "196,613.8 M parameters more in 2 tables stay in the file, 194.6 GiB, and are read by row." in shown
+    )
+    data = json.loads(run_command("inspect", path, "--json", hooks=(HOOKS,)))["model"]
+    assert data["stored"]["blk.1.engram_embd.weight"] == {"parameters": ROWS[0] * 256, "bytes": ROWS[0] * 272}
 
 
 # --- keys
