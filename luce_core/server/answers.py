@@ -152,10 +152,12 @@ class Answers:
     def _take(self, choice: Choice, event: EngineEvent) -> None:
         if self._closed:
             return
-        self._heard = self._loop.time()
         fold = choice.fold
         over = fold.over
-        for text in fold.feed(event):
+        texts = fold.feed(event)
+        if texts:  # tokens may make none for long: an argument that comes whole, a text that may be a tag
+            self._heard = self._loop.time()
+        for text in texts:
             self._append(choice.index, text)
         if fold.over and not over and not isinstance(event, Done):
             self._channel.cancel(choice.request.request)

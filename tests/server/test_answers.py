@@ -6,10 +6,12 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from luce_core.contracts import (
+    ChatTurn,
     ContentDelta,
     Done,
     Failure,
@@ -30,6 +32,7 @@ from luce_core.server.mailbox import BATCH, Mailbox
 from luce_core.server.service import Generation, GenerationService, ModelFace
 from luce_core.testing.toy_vocab import toy_vocabulary
 from luce_core.text import Tokenizer
+from luce_core.text.chat_formats import TagFormat, TaggedJson
 
 TOKENIZER = Tokenizer.from_metadata(toy_vocabulary("bpe"))
 USAGE = dict.fromkeys(
@@ -312,6 +315,25 @@ def test_a_heartbeat_comes_only_while_somebody_waits_in_silence():
         found = []
         while Heartbeat("prefill", 1, 2) not in found:
             found += [event for _, event in await anext(answers)]
+        answers.close()
+
+    asyncio.run(main())
+
+
+def test_tokens_that_say_nothing_yet_are_silence():
+    async def main():
+        channel = Channel()
+        service = make_service(channel, heartbeat_s=1000)
+        service.face = evolve(service.face, chat=TagFormat("t", None, (TaggedJson(),)))
+        answers = service.open([wanted(turn=ChatTurn("", {"f": {}}))])
+        answers._heard = -1.0
+        channel.send(0, Tokens, ids("<tool_call>{"))
+        await settle()
+        assert answers._heard == -1.0
+        channel.send(0, Tokens, ids(" no call"))
+        await settle()
+        assert answers._heard > 0
+        assert [event for _, event in await anext(answers)] == [ContentDelta("<tool_call>{ no call")]
         answers.close()
 
     asyncio.run(main())

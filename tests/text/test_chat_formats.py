@@ -301,6 +301,11 @@ def test_types_of_a_schema(schema, types):
     assert types_of(schema, root) == types
 
 
+def test_a_schema_that_branches_without_end_says_nothing_soon():
+    many = {"anyOf": [{"$ref": "#/$defs/a"}] * 100}
+    assert types_of(many, {"$defs": {"a": many}}) == set()
+
+
 def test_arguments_beside_the_named_ones():
     tool = {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
     assert (argument_schema(tool, "a"), argument_schema(tool, "b")) == ({"integer"}, {"string"})

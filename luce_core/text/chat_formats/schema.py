@@ -13,7 +13,7 @@ Types = frozenset[str]
 """JSON types a value may have; none = nothing is said about it."""
 
 ANY: Types = frozenset()
-_DEPTH = 8  # of references and unions followed
+_MOST = 256  # schemas looked at for one argument: references may lead back, and branch on the way
 _INTEGER = re.compile(r"[+-]?\d+(?:\.0+)?")
 _OF_PYTHON = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
@@ -26,38 +26,48 @@ def argument_schema(tool: Mapping[str, Any], name: str) -> Types:
     return types_of(tool.get("additionalProperties"), tool)
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = _DEPTH) -> Types:
+def types_of(schema: Any, root: Mapping[str, Any]) -> Types:
     """The types a schema allows: of `type`, `enum` and `const`, through unions and local references."""
-    if not isinstance(schema, Mapping) or not depth:
-        return ANY
-    declared = schema.get("type")
-    named = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
-    found = {one for one in named if isinstance(one, str)}
-    if not found:
-        found = _through(schema, root, depth)
-    if not found:
-        values = schema["enum"] if isinstance(schema.get("enum"), list) else []
-        values = [schema["const"]] if "const" in schema else values
-        found = {_OF_PYTHON.get(type(value), "object") for value in values}
-    if found and schema.get("nullable") is True:
-        found.add("null")
-    return frozenset(found)
+    return _Types(root).of(schema)
 
 
-def _through(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> set[str]:
-    for union in ("anyOf", "oneOf"):
-        members = schema.get(union)
-        if isinstance(members, list) and members:
-            types = [types_of(member, root, depth - 1) for member in members]
-            return set().union(*types) if all(types) else set()
-    narrowed = schema.get("allOf")
-    for member in narrowed if isinstance(narrowed, list) else ():
-        if found := types_of(member, root, depth - 1):
-            return set(found)
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        return set(types_of(_at(root, reference), root, depth - 1))
-    return set()
+class _Types:
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._left = _MOST
+        self._depth = 0
+
+    def of(self, schema: Any) -> Types:
+        if not isinstance(schema, Mapping) or not self._left or self._depth > 16:
+            return ANY
+        self._left -= 1
+        self._depth += 1
+        declared = schema.get("type")
+        named = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
+        found = {one for one in named if isinstance(one, str)} or self._through(schema)
+        self._depth -= 1
+        if not found:
+            values = schema["enum"] if isinstance(schema.get("enum"), list) else []
+            values = [schema["const"]] if "const" in schema else values
+            found = {_OF_PYTHON.get(type(value), "object") for value in values}
+        if found and schema.get("nullable") is True:
+            found.add("null")
+        return frozenset(found)
+
+    def _through(self, schema: Mapping[str, Any]) -> set[str]:
+        for union in ("anyOf", "oneOf"):
+            members = schema.get(union)
+            if isinstance(members, list) and members:
+                types = [self.of(member) for member in members]
+                return set().union(*types) if all(types) else set()
+        narrowed = schema.get("allOf")
+        for member in narrowed if isinstance(narrowed, list) else ():
+            if found := self.of(member):
+                return set(found)
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/"):
+            return set(self.of(_at(self._root, reference)))
+        return set()
 
 
 def _at(root: Any, reference: str) -> Any:
