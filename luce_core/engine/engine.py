@@ -190,7 +190,8 @@ class LuceEngine:
             self.tenants.join(request.tenant)
             self.waiting[seq.id] = seq
             sink(Progress(request.request, "queued", 0, seq.prompt))
-            self._encode_first(seq, self._cached(seq).length)
+            if seq.media is not None:
+                self._encode_first(seq, self._cached(seq).length)
 
     def _view(self, seq: Sequence, length: int) -> SeqView:
         return seq.view(length, self.tenants.served(seq.request.tenant))
@@ -301,6 +302,7 @@ class LuceEngine:
                 seq.cached_turn = self.answered.within(seq.keys, seq.cached)
         self.running[seq.id] = seq
         self._release(seq)
+        self.encoding.admitted(seq)
         handle = self._handle(seq)
         seq.sink(Progress(seq.request.request, "prefill", self.blocks.length(handle), len(seq.tokens) - 1))
         slot = self.blocks.slot(handle)

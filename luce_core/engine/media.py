@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SLICE_S = 0.05
 """Of one turn of the loop, while others have rows to run."""
+AHEAD_BYTES = 2**28
+"""Encoded rows of requests that still wait, from which on no other request's images are begun."""
 
 
 class SequenceMedia:
@@ -40,6 +42,11 @@ class SequenceMedia:
     def put(self, number: int, rows: Tensor) -> None:
         """(host) f32[rows, E] of an image."""
         self._rows[number] = rows
+
+    @property
+    def held_bytes(self) -> int:
+        """Of encoded rows."""
+        return sum(rows.nbytes for rows in self._rows.values())
 
     def drop(self, length: int) -> None:
         """`length` tokens have state: images before that are not needed any more."""
@@ -80,6 +87,7 @@ class EncodingQueue:
 
     What a request has left to encode is asked again when its turn comes: by then a cached prefix may have it,
     or another request the same image. `cached`: tokens of a request that a cached prefix would give.
+    It is true while there is something to do now: see `AHEAD_BYTES`.
     """
 
     def __init__(
@@ -93,11 +101,13 @@ class EncodingQueue:
         self._work: Generator[None] | None = None
         self._known: WeakValueDictionary[bytes, Tensor] = WeakValueDictionary()
         """Rows that some request still has, by digest of the image."""
+        self._ahead: dict[Seq, int] = {}
+        """Bytes of encoded rows of requests that wait for a place."""
         self.encoded = 0
         """Images, since the engine began."""
 
     def __bool__(self) -> bool:
-        return bool(self._queue)
+        return bool(self._queue) and (self._work is not None or sum(self._ahead.values()) < AHEAD_BYTES)
 
     def __contains__(self, seq: object) -> bool:
         return seq in self._queue
@@ -114,8 +124,13 @@ class EncodingQueue:
                 return f"Image {number} is for the encoder {span.media.encoder!r}, which this engine has not."
         return None
 
+    def admitted(self, seq: Seq) -> None:
+        """The request has its place."""
+        self._ahead.pop(seq, None)
+
     def leave(self, seq: Seq) -> None:
         """The request is over."""
+        self._ahead.pop(seq, None)
         if seq in self._queue:
             if self._queue[0] is seq and self._work is not None:
                 self._work.close()
@@ -125,7 +140,7 @@ class EncodingQueue:
     def run(self, fail: Callable[[list[Seq], Exception], None]) -> None:
         """Encode for a slice. fail: ends requests whose images could not be encoded."""
         until = time.monotonic() + SLICE_S
-        while self._queue:
+        while self:
             seq = self._queue[0]
             try:
                 if self._work is None:
@@ -134,6 +149,7 @@ class EncodingQueue:
             except StopIteration:
                 self._work = None
                 self._queue.popleft()
+                self._ahead[seq] = seq.media.held_bytes if seq.media else 0
             except Exception as error:  # noqa: BLE001 - the request boundary of the engine
                 self._work = None
                 fail([seq], error)

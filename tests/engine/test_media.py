@@ -290,3 +290,44 @@ def batch_of_one():
     from luce_core.model.batch import RowSet, make_batch
 
     return make_batch("held", [RowSet(0, 0, [1], {})])
+
+
+def test_no_more_is_encoded_ahead_than_may_wait(seeing, monkeypatch):
+    """One place, many requests: rows of a few lie ready, the others are encoded when their turn comes."""
+    one = seeing(max_sequences=1)
+    row_bytes = 4 * 256
+    monkeypatch.setattr("luce_core.engine.media.AHEAD_BYTES", 30 * row_bytes)
+    answers = [one.submit([seed], image(16, 16, seed), [2]) for seed in range(8)]
+    most = 0
+    while not all(answer.is_done for answer in answers):
+        one.engine.step()
+        waiting = [
+            seq.media.held_bytes for seq in one.engine.waiting.values() if seq not in one.engine.encoding
+        ]
+        most = max(most, sum(waiting))
+    one.rig.check_empty()
+    assert all(len(answer.ids) == 6 for answer in answers)
+    assert 16 * row_bytes < most <= (30 + 16) * row_bytes
+    assert one.engine.encoding._ahead == {}
+
+
+def test_what_waits_encoded_and_never_fits_is_refused(seeing, monkeypatch):
+    """The queue of images stands still then, and must not keep the engine from saying so."""
+    one = seeing(cache_bytes=2**21)
+    monkeypatch.setattr("luce_core.engine.media.AHEAD_BYTES", 1)
+    answers = [one.submit([seed], image(80, 80, seed), list(range(200)), length=100) for seed in range(2)]
+    reserve = one.engine.blocks.fits
+    one.engine.blocks.fits = lambda *given, **more: False
+    for _ in range(60):
+        one.engine.step()
+    assert all("cache cannot hold" in answer.done.error for answer in answers)
+    one.engine.blocks.fits = reserve
+    assert len(one.answer([1], image(), [2]).ids) == 6
+
+
+def test_text_alone_is_not_looked_up_twice(seeing):
+    one = seeing()
+    honest, looked = one.engine.blocks.match, []
+    one.engine.blocks.match = lambda keys: looked.append(len(keys)) or honest(keys)
+    one.rig.generate([1, 2, 3], max_tokens=2)
+    assert looked == [3]
