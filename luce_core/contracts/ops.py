@@ -381,7 +381,7 @@ class Ops(Protocol):
         ...
 
     def stored_rows(self, table: StoredTable, rows: Tensor) -> Tensor:
-        """Rows i32[...] of a table that stays in its file -> f32[..., width]. Synchronizes, reads the disk."""
+        """Rows i32[...] of a table that stays in its file -> f32[..., width]. Synchronizes, reads a disk."""
         ...
 
     def streams_in(self, h: Tensor, w: StreamsSpec) -> tuple[Tensor, Tensor]:
@@ -393,7 +393,7 @@ class Ops(Protocol):
         ...
 
     def streams_collapse(self, h: Tensor, pre: Tensor) -> Tensor:
-        """[T, n, E], f32[T, n] -> Σ pre_i H_i [T, E]. A sublayer may collapse by the pre of the one before."""
+        """[T, n, E], f32[T, n] -> Σ pre_i H_i [T, E]. The pre may be that of the sublayer before."""
         ...
 
     def streams_out(self, h: Tensor, y: Tensor, mix: Tensor) -> Tensor:

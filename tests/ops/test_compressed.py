@@ -355,7 +355,7 @@ def test_regions_that_are_none_are_refused():
     kv, gate, _ = text_of(2, spec, 0)
     tables = table_of(0, list(range(20)))
     b = make_batch("prefill", [RowSet(0, 0, [0] * 2, tables)])
-    with pytest.raises(PluginError, match="an entry per 2 tokens; region .c. has one per 1"):
+    with pytest.raises(PluginError, match="an entry per 2 tokens; region 'c' has one per 1"):
         OPS.compress(b, kv, gate, tail, attrs.evolve(region, stride=1), spec)
     short = {"entries": SeqTable((0,), (BLOCK_TOKENS,))}
     with pytest.raises(IndexError, match="not all in blocks"):

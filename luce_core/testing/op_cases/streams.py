@@ -91,7 +91,8 @@ class _Table:
 
     def read(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """A copy of these rows."""
-        return self.numbers[rows]
+        found: npt.NDArray[np.float32] = self.numbers[rows]
+        return found
 
 
 @case("stored_rows")
