@@ -70,3 +70,30 @@ def test_what_names_no_image_is_named(part, said):
 
 def test_text_alone_has_none():
     assert sources_of([user("a"), {"role": "user", "content": "b"}, {"role": "user"}]) == []
+
+
+FIELDS = ("type", "image_url", "url", "source", "data", "image", "text", "role", "content")
+WORDS = ("image", "image_url", "input_image", "data:image/png;base64,", "data:,", "http://a", "base64")
+JSON = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12), st.sampled_from(WORDS)
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(FIELDS), inner, max_size=5),
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(st.lists(JSON, max_size=3))
+def test_garbage_is_an_error_of_the_request_or_an_image(parts):
+    """Whatever the parts: two readers of one conversation see the same number of images, or one complains."""
+    messages = [user(*parts), {"role": "user", "content": parts}]
+    try:
+        shown = normalize_messages(messages, images=True)
+        found = sources_of(messages)
+    except RequestError:
+        return
+    listed = [p for m in shown if isinstance(m["content"], list) for p in m["content"]]
+    assert len(found) == sum(part["type"] == "image" for part in listed)

@@ -46,12 +46,17 @@ def context_of(files, max_pixels=MOST):
     return MediaContext("qwen3vl", None, target, spec, str(files[1]), max_pixels)
 
 
-def encoder_of(files):
-    registry, context = registry_of(HOOKS), context_of(files)
-    plan = ModelPlan("mmproj", "encoder", str(files[1]), context.encoder, "qwen35", ("cpu",))
+def encoder_of(files, hooks=(HOOKS,), layers=()):
+    registry, context = registry_of(*hooks), context_of(files)
+    path = str(files[1])
+    plan = ModelPlan("mmproj", "encoder", path, context.encoder, "qwen35", ("cpu",), op_layers=layers)
     sizes = StateSizes(8, {}, 1, 8)
     build = resolve(registry.arch(context.encoder.arch).value.build, "")
-    return ImageEncoder(Loader(lambda arch: build, lambda name: {}, sizes).load(plan))
+
+    def layer_of(name):
+        return {op.op: resolve(op.fn, "") for op in registry.op_layer(name).value.ops}
+
+    return ImageEncoder(Loader(lambda arch: build, layer_of, sizes).load(plan))
 
 
 def rows_of(encoder, media):
