@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from luce_arch_deepseek4.chat import make_format
 from luce_arch_deepseek4.prompt import prompt
 
-from luce_core.contracts import ChatContext, Thinking
+from luce_core.contracts import ChatContext, ContentDelta, ReasoningDelta, Thinking
 from luce_core.errors import RequestError
 from luce_core.gguf import read_header
 from luce_core.testing.chat_contract import ChatFormatContract, read
@@ -167,3 +167,26 @@ def test_only_a_file_without_a_template_gets_its_prompts_here():
 )
 def test_the_switch(wish, kwargs):
     assert make_format(ChatContext(None, None, "x")).template_kwargs(wish) == kwargs
+
+
+def test_what_the_model_wrote_comes_back_as_it_was():
+    """Prompt and answer of a turn with tools begin the prompt of the next, so the cache has them."""
+    tool = {"type": "function", "function": {"name": "ping", "parameters": {}}}
+    asked = [{"role": "user", "content": "Is it up?"}]
+    answer = f"I look.\n</think>Wait.\n\n<{MARK}tool_calls>\n{written('ping', {})}</{MARK}tool_calls>"
+    format = make_format(ChatContext(None, None, "none", has_template=False))
+
+    def text(messages):
+        made = format.render(normalize_messages(messages), [tool], {"enable_thinking": True})
+        return "".join(segment.text for segment in made)
+
+    got = read(format, list(answer), tools={"ping": {}}, tail=text(asked))
+    call = {"id": "1", "type": "function", "function": {"name": "ping", "arguments": got.arguments(0)}}
+    message = {
+        "role": "assistant",
+        "content": got.text(ContentDelta),
+        "reasoning_content": got.text(ReasoningDelta),
+        "tool_calls": [call],
+    }
+    result = {"role": "tool", "tool_call_id": "1", "content": "yes"}
+    assert text([*asked, message, result]).startswith(text(asked) + answer + "<｜end▁of▁sentence｜>")
