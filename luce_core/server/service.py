@@ -126,6 +126,7 @@ class GenerationService:
         self.metrics = Metrics(channel, face.id)
         self.observers = (*observers, self.metrics.observe)
         self._mail: Mailbox | None = None
+        self._noted = False
 
     async def images_of(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Media, ...]:
         """The images of a conversation, fetched and decoded off the loop. Raises RequestError."""
@@ -154,6 +155,7 @@ class GenerationService:
         normal, shown = normalize_messages(messages, images=seen), functions or None
         segments = face.chat.render(normal, shown, variables)
         if segments is None:
+            self._note_tools(shown)
             segments = face.template.render(normal, tools=shown, kwargs=variables)
         ids = face.tokenizer.encode_segments(segments)
         bos = face.tokenizer.bos
@@ -165,6 +167,16 @@ class GenerationService:
             return ChatPrompt(tuple(ids), turn)
         placed = place(ids, face.images.placeholder, media)
         return ChatPrompt(placed.ids, turn, placed.media, placed.keys)
+
+    def _note_tools(self, tools: Sequence[Any] | None) -> None:
+        """Say once that the model never sees the tools of requests, where it does not."""
+        if tools and not self._noted and "tools" not in self.face.template.accepts:
+            self._noted = True
+            log.warning(
+                "A request has tools, which the chat template of %r does not show to the model. Give another "
+                "template with --chat-template-file for tool calls.",
+                self.face.id,
+            )
 
     def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]

@@ -286,6 +286,18 @@ def test_tools_of_other_types_are_left_out(client, scripted):
     assert answer.choices[0].message.tool_calls[0].function.name == "add"
 
 
+def test_a_template_that_shows_no_tools_is_told_of_once(tmp_path, monkeypatch, caplog):
+    one = Scripted(monkeypatch)
+    template = "{{ messages[0].content }}"
+    with serving(make_pipeline(write_toy_model(tmp_path / "toy.gguf", template=template))) as one.served:
+        assert post(one, tools=[], max_tokens=1).status_code == 200
+        assert caplog.messages == []
+        for _ in range(2):
+            assert post(one, max_tokens=1).status_code == 200
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "does not show" in caplog.text
+
+
 def test_stop_strings_are_looked_for_in_content_alone(client, scripted):
     scripted.says("<think>\nstop\n</think>\n\nI add." + CALL.replace("asked", "stop") + " Now stop here.")
     (choice,) = ask(client, stop="stop").choices
