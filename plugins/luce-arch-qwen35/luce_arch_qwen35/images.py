@@ -79,11 +79,18 @@ class ImageProcessor:
         return Media(self.name, grid[0] * grid[1], grid, digest, (*size, 3), data)
 
 
+def most_encoded(unit: int, most: int) -> int:
+    """Pixels `fitted_size` may give: strips cannot be narrower than the unit, and small images grow to the
+    next multiple of it, both beyond `most` where that is small.
+    """
+    least, uneven = min(MIN_PIXELS, most), math.sqrt(MOST_UNEVEN)
+    grown = least + unit * (uneven + 1) * math.sqrt(least) + unit * unit
+    return math.ceil(max(most, unit * uneven * math.sqrt(most), grown))
+
+
 def workspace_bytes(params: VisionParams, most_pixels: int) -> int:
     """What encoding one image takes at most, in f32: see `tower.VisionTower`."""
-    unit = params.patch * params.merge
-    # A strip as narrow as the unit cannot be made smaller than that.
-    pixels = max(most_pixels, int(unit * math.sqrt(MOST_UNEVEN * most_pixels)))
+    pixels = most_encoded(params.patch * params.merge, most_pixels)
     patches, width, merged = pixels // params.patch**2, params.hidden, params.merged
     whole = patches * (2 * params.patch_numbers + 10 * width) + patches // params.merge**2 * params.out
     block = BLOCK_ROWS * max(2 * params.ffn + 2 * width, (2 * merged + 2 * params.out) // params.merge**2)

@@ -260,3 +260,21 @@ def test_transparency_is_white_and_pictures_are_turned(served):
                 )
             usage = answers[1].usage
             assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+
+
+def test_several_answers_about_one_image(served):
+    """It is encoded once, and every answer draws with its own seed."""
+    picture_of = picture(200, 200, 41)
+    before = served.engine.encoding.encoded
+    with client_of(served) as client:
+        given = {
+            "messages": [{"role": "user", "content": shown(picture_of, "?")}],
+            "temperature": 1.0,
+            "seed": 5,
+        }
+        both = ask(client, **given, n=3)
+        alone = [ask(client, **{**given, "seed": 5 + choice}) for choice in range(3)]
+    assert served.engine.encoding.encoded == before + 1
+    assert [choice.message.content for choice in both.choices] == [
+        one.choices[0].message.content for one in alone
+    ]

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from luce_arch_qwen35.images import ImageProcessor, fitted_size
+from luce_arch_qwen35.images import ImageProcessor, fitted_size, most_encoded
 from luce_arch_qwen35.tower import ImageEncoder
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from luce_core.contracts import CacheOptions, MediaContext, ModelPlan, StateSizes
 from luce_core.errors import ModelFormatError, RequestError
@@ -139,6 +141,16 @@ def test_sizes_are_those_of_the_published_rule():
             assert fitted_size(height, width, unit, least, most) == tuple(want), (height, width)
 
 
+def test_no_size_is_beyond_what_the_plan_counts_with():
+    draw = np.random.default_rng(5)
+    for _ in range(5000):
+        unit, most = (int(2 ** draw.uniform(low, high)) for low, high in ((3, 6), (12, 22)))
+        height = int(2 ** draw.uniform(0, 12))
+        width = max(1, int(height * draw.uniform(1 / 200, 200)))
+        high, wide = fitted_size(height, width, unit, min(65536, most), most)
+        assert high * wide <= most_encoded(unit, max(most, unit * unit)), (height, width, unit, most)
+
+
 def test_an_image_that_is_a_line_is_refused(files):
     with pytest.raises(RequestError, match="201 x 1 pixels"):
         ImageProcessor(context_of(files)).prepare(np.zeros((1, 201, 3), np.uint8))
@@ -235,3 +247,41 @@ def test_the_plan_counts_a_published_tower_right():
 
     params = VisionParams(27, 1152, 16, 4304, 5120, 16, 2, 48, 1e-6, (0.5,) * 3, (0.5,) * 3)
     assert 0.5e9 < workspace_bytes(params, 2**21) < 0.9e9
+
+
+class Living(TorchDispatchMode):
+    """The most bytes that operations' results held at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive, self.most = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(one, torch.Tensor):
+                storage = one.untyped_storage()
+                self.alive[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+        self.alive = {at: held for at, held in self.alive.items() if not held[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self.alive.values()))
+        return made
+
+
+@pytest.mark.parametrize("vision", [{}, {"intermediate_size": 500}, {"hidden_size": 192}])
+def test_encoding_takes_no_more_than_the_plan_counts(vision, monkeypatch, tmp_path):
+    """Nor much less, or others would go without."""
+    from luce_arch_qwen35 import images, tower
+
+    for module in (images, tower):
+        monkeypatch.setattr(module, "SCORE_BYTES", 2**16)
+        monkeypatch.setattr(module, "BLOCK_ROWS", 256)
+    model = seeing_model(vision={"depth": 1, **vision})
+    files = written(tmp_path / "text.gguf", model.text), projector(tmp_path / "mmproj.gguf", model)
+    context, encoder = context_of(files, 2**16), encoder_of(files)
+    for size in ((256, 256), (8, 1600)):
+        media = ImageProcessor(context).prepare(np.zeros((*size, 3), np.uint8))
+        with Living() as living:
+            rows_of(encoder, media)
+        planned = ImageProcessor(context).workspace_bytes
+        assert living.most <= planned, f"{size}: {living.most} of {planned}"
+    assert living.most > planned / 4
