@@ -20,7 +20,7 @@ from luce_core.ops import delta as reference
 
 CHUNK = 16 if INTERPRETED else 64
 """Rows of a prompt that meet one state."""
-CONV_ROWS = 32
+CONV_ROWS = 16
 COLS = 1024
 WIDEST = 256
 """Of a head."""

@@ -111,13 +111,11 @@ def solve(
     above = i[:, None] > i[None, :]
     between = tl.exp(tl.where(above, total[:, None] - total[None, :], -float("inf")))
     inverse = inverse_of(-product(key, tl.trans(key)) * between * step[:, None], CHUNK, PRECISE)
-    solved = inverse.to(key.dtype)
-    scaled = (key.to(tl.float32) * (step * tl.exp(total))[:, None]).to(key.dtype)
-    part = product(solved, scaled)
+    inverse *= step[None, :]
+    part = product((inverse * tl.exp(total)[None, :]).to(key.dtype), key)
     tl.store(w + (row[:, None] * VH + h) * DK + c[None, :], part.to(w.dtype.element_ty), mask=in_k)
     value = tl.load(v + (row[:, None] * VH + h) * DV + d[None, :], mask=in_v, other=0.0)
-    value = (value.to(tl.float32) * step[:, None]).to(key.dtype)
-    part = product(solved, value)
+    part = product(inverse.to(value.dtype), value)
     tl.store(u + (row[:, None] * VH + h) * DV + d[None, :], part.to(u.dtype.element_ty), mask=in_v)
 
 
@@ -168,8 +166,7 @@ def carry(
         last = tl.load(sums + (tl.minimum(later + CHUNK, stop) - 1).to(tl.int64) * VH + h)
         made = (made.to(tl.float32) - product(read, half)).to(key.dtype)
         tl.store(u + (row[:, None] * VH + h) * DV + d[None, :], made, mask=in_v)
-        scaled = (key.to(tl.float32) * left[:, None]).to(key.dtype)
-        m = m * whole + product(tl.trans(scaled), made)
+        m = m * whole + product(tl.trans(key), (made.to(tl.float32) * left[:, None]).to(key.dtype))
     tl.store(home, m, mask=square)
 
 

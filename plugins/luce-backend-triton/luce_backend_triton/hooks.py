@@ -71,6 +71,7 @@ def luce_register_ops() -> list[OpLayer]:
             (
                 *(OpImpl(op, f"luce_backend_triton.ops:{ops}.{op}") for op in OPS),
                 *(OpImpl(op, f"luce_backend_triton.{where}:{op}") for op, where in SEQUENCE_OPS.items()),
+                OpImpl("experts", f"luce_backend_triton.moe:{ops}.experts"),
             ),
             Equivalence.ROUNDING,
             frozenset({"triton"}),

@@ -93,9 +93,13 @@ def _text(lib: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
     return buffer.raw
 
 
-def cubin(name: str, arch: str, defines: Mapping[str, int]) -> bytes:
-    """The compiled module of `csrc/NAME.cu` behind `common.cuh`, from the cache or made now."""
-    source = (SOURCES / "common.cuh").read_text() + (SOURCES / f"{name}.cu").read_text()
+def cubin(name: str, arch: str, defines: Mapping[str, int], after: str = "") -> bytes:
+    """The compiled module of `csrc/NAME.cu` behind `common.cuh` and those of `after`, from the cache or
+    made now.
+    """
+    between = (part if "." in part else f"{part}.cu" for part in after.split())
+    parts = ("common.cuh", *between, f"{name}.cu")
+    source = "".join((SOURCES / part).read_text() for part in parts)
     key = "\n".join((source, arch, compiler_version(), repr(sorted(defines.items()))))
     path = cache_folder() / f"{name}-{arch}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.cubin"
     if path.is_file():

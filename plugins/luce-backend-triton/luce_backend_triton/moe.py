@@ -1,0 +1,251 @@
+"""Op `experts` on packed stacks: grouped products, nothing of which waits for the host.
+
+Few rows: CUDA C++, every pair of row and expert reads that expert's records. More: pairs sorted by expert on
+the device, times weights as f16, many experts at a time. The sum over experts, with the shared expert and the
+residual, is one launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from luce_backend_triton import few_rows, kernels, moe_kernels, nvrtc, product, shapes
+from luce_backend_triton.few_rows import POINTER, Shape
+from luce_backend_triton.formats import FORMATS, TILE_ROWS, tiles_of
+from luce_backend_triton.matrix import Matrix
+from luce_backend_triton.product import ACTS, Rows
+from luce_core.contracts import Clamp, ExpertBank, Norm, SharedExpert
+from luce_core.ops import moe as reference
+
+FEW_PAIRS = 256
+"""Most pairs of row and expert that each read their own records."""
+SHAPES = ((8, 3), (8, 2), (4, 2), (2, 2), (1, 2))
+"""(warps, stages) of the kernel for few rows, best first where they fit."""
+PER_MULTIPROCESSOR = 2
+FEW_TILE = 16
+"""Pairs, and rows of a matrix, of a tile of the product with packed weights."""
+PAIRS, ROWS = 64, 128
+"""Of a tile of the product with dense weights."""
+COLS = 1024
+
+
+def _takes(bank: ExpertBank, act: str, shared: SharedExpert | None) -> bool:
+    """Whether the kernels do."""
+    stack = bank.stack
+    every = (*stack.gate_up, stack.down)
+    return (
+        bank.mailbox is None
+        and act in ACTS
+        and len(stack.gate_up) == 2
+        and all(isinstance(w.packed, Matrix) and w.scale is None and w.bias is None for w in every)
+        and all(w.out_features // stack.count % TILE_ROWS == 0 for w in every)
+        and stack.gate_up[0].packed.format == stack.gate_up[1].packed.format
+    )
+
+
+class Experts:
+    """The op of one layer. cuda: few rows go through CUDA C++."""
+
+    def __init__(self, cuda: bool) -> None:
+        self.cuda = cuda
+
+    def experts(
+        self,
+        ops: Any,
+        x: Tensor,
+        norm: Norm | None,
+        routed: tuple[Tensor, Tensor],
+        bank: ExpertBank,
+        shared: SharedExpert | None = None,
+        residual: Tensor | None = None,
+        post: Norm | None = None,
+        act: str = "silu",
+        clamp: Clamp | None = None,
+    ) -> Tensor:
+        """residual + post(Σ weight · expert(norm(x)) + shared(norm(x))) -> f32[T, E]; see `Ops.experts`."""
+        if not _takes(bank, act, shared) or not x.shape[0]:
+            return reference.experts(ops, x, norm, routed, bank, shared, residual, post, act, clamp)
+        x = x.float().contiguous()
+        ids = routed[0].contiguous()
+        chosen = _Few(bank, ids) if self._few(x, ids) else _Sorted(bank, ids)
+        stack = bank.stack
+        gate, up = chosen.products(Rows(x, norm), stack.gate_up, ids.shape[1])
+        (y,) = chosen.products(Rows(gate, None, up, act, clamp), (stack.down,), 1)
+        beside = None
+        if shared is not None:
+            beside = ops.gated_mlp(x, norm, shared.gate_up, shared.down, act=act, clamp=shared.clamp)
+        factor = None if shared is None else shared.gate
+        if post is None:
+            return _combine(y, ids, routed[1], bank.lut, beside, factor, x, norm, residual)
+        out = ops.rms(_combine(y, ids, routed[1], bank.lut, beside, factor, x, norm, None), post)
+        return out if residual is None else ops.add(residual, out)  # type: ignore[no-any-return]
+
+    def _few(self, x: Tensor, ids: Tensor) -> bool:
+        return self.cuda and x.is_cuda and ids.numel() <= FEW_PAIRS
+
+
+# --- few rows
+
+
+class _Stack(ctypes.Structure):
+    """`Stack` of csrc/moe.cu."""
+
+    _fields_ = (
+        ("records", ctypes.c_void_p * 2),
+        ("ids", ctypes.c_void_p),
+        ("lut", ctypes.c_void_p),
+        ("y", ctypes.c_void_p * 2),
+        *((name, ctypes.c_int) for name in ("per", "rows", "n", "pairs")),
+    )
+
+
+@cache
+def _kernel(device: int, name: str, shape: Shape) -> nvrtc.Kernel:
+    major, minor = torch.cuda.get_device_capability(device)
+    image = nvrtc.cubin("moe", f"sm_{major}{minor}", few_rows.defines(FORMATS[name], shape), after="gemv")
+    most = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().query()  # the context exists
+        return nvrtc.Kernel(image, "moe_gemv", most, overlaps=major >= 9 and few_rows.OVERLAP)
+
+
+@cache
+def _shape(name: str, tiles: int, blocks: int, pairs: int, room: shapes.Room) -> tuple[Shape, int]:
+    """The kernel and its thread blocks per pair."""
+    wanted = max(1, PER_MULTIPROCESSOR * room.multiprocessors // pairs)
+    grid = min(tiles, wanted)
+    found = Shape("gemv", 1, 1, *SHAPES[-1])
+    for warps, stages in SHAPES:
+        found = Shape("gemv", 1, 1, warps, stages)
+        if warps * 2 <= -(-tiles // grid) * blocks and room.fits(
+            found.shared_bytes(FORMATS[name], tiles, blocks, grid), PER_MULTIPROCESSOR
+        ):
+            break
+    return found, grid
+
+
+class _Few:
+    """Every pair by itself."""
+
+    def __init__(self, bank: ExpertBank, ids: Tensor) -> None:
+        self.bank, self.ids = bank, ids
+
+    def products(self, rows: Rows, weights: Any, per: int) -> list[Tensor]:
+        """f32[pairs, out] of each matrix; rows of x: one for `per` pairs."""
+        matrix: Matrix = weights[0].packed
+        device, pairs = self.ids.device, self.ids.numel()
+        n = matrix.rows // self.bank.stack.count
+        x = rows.few("gemv")
+        out = [torch.empty(pairs, n, device=device) for _ in weights]
+        tiles, blocks = tiles_of(n), matrix.blocks
+        room = shapes.room_of(device.index or 0)
+        shape, grid = _shape(matrix.format, tiles, blocks, pairs * len(weights), room)
+        stack = _Stack(
+            _two([w.packed.records for w in weights]), self.ids.data_ptr(), self.bank.lut.data_ptr(),
+            _two(out), per, x.shape[1], n, pairs,
+        )  # fmt: skip
+        args = (
+            POINTER(x.data_ptr()), stack, ctypes.c_int(tiles), ctypes.c_int(blocks),
+            ctypes.c_int(shape.warp_room(tiles, blocks, grid)),
+        )  # fmt: skip
+        _kernel(device.index or 0, matrix.format, shape).launch(
+            (grid, 1, pairs * len(weights)), 32 * shape.warps,
+            shape.shared_bytes(matrix.fmt, tiles, blocks, grid),
+            torch.cuda.current_stream(device).cuda_stream, args,
+        )  # fmt: skip
+        return out
+
+
+def _two(tensors: list[Tensor]) -> Any:
+    """Addresses; of one tensor, twice."""
+    return (ctypes.c_void_p * 2)(*(tensors[place % len(tensors)].data_ptr() for place in range(2)))
+
+
+# --- many rows
+
+
+class _Sorted:
+    """Pairs by expert. Sorted on the device: how many each expert has is not known here."""
+
+    def __init__(self, bank: ExpertBank, ids: Tensor) -> None:
+        self.count = bank.stack.count
+        flat = ids.reshape(-1)
+        place = torch.where(flat < 0, -1, bank.lut[flat.clamp(min=0).long()])
+        ordered, order = torch.sort(place, stable=True)
+        self.order = order.to(torch.int32)
+        every = torch.arange(self.count + 1, dtype=ordered.dtype, device=ids.device)
+        self.starts = torch.searchsorted(ordered, every, out_int32=True)
+        self.pairs = flat.numel()
+
+    def products(self, rows: Rows, weights: Any, per: int) -> list[Tensor]:
+        """As `_Few.products`."""
+        x, factors = rows.dense()
+        found = []
+        for w in weights:
+            y = torch.zeros(self.pairs, w.packed.rows // self.count, device=x.device)
+            (self._packed if self.pairs <= FEW_PAIRS else self._dense)(x, factors, w.packed, y, per)
+            found.append(y)
+        return found
+
+    def _packed(self, x: Tensor, factors: Tensor, matrix: Matrix, y: Tensor, per: int) -> None:
+        n = y.shape[1]
+        many = self.pairs // FEW_TILE + min(self.count, self.pairs)
+        tile = triton.next_power_of_2(n) if kernels.INTERPRETED else FEW_TILE
+        moe_kernels.grouped[(many, -(-n // tile))](
+            x, factors, self.order, self.starts, *matrix.views(), y, n, matrix.blocks, per, tiles_of(n),
+            X=triton.next_power_of_2(self.count), EXPERTS=self.count, M=FEW_TILE, ROWS=tile, num_warps=4,
+            **matrix.constants(),
+        )  # fmt: skip
+
+    def _dense(self, x: Tensor, factors: Tensor, matrix: Matrix, y: Tensor, per: int) -> None:
+        """Experts as f16, as many at a time as the scratch holds."""
+        n, wide = y.shape[1], x.shape[1]
+        step = max(1, min(self.count, product.SCRATCH_BYTES // 2 // (n * wide)))
+        for first in range(0, self.count, step):
+            count = min(step, self.count - first)
+            scratch = _scratch(x.device, count * n * wide).view(count * n, wide)
+            product.dense_rows(matrix, first * n, count * n, scratch)
+            tiles = self.pairs // PAIRS + min(count, self.pairs)
+            moe_kernels.grouped_dense[(-(-n // ROWS), tiles)](
+                x, factors, self.order, self.starts[first:], scratch, y, n, wide, per,
+                X=triton.next_power_of_2(count), EXPERTS=count, M=PAIRS, ROWS=ROWS, DEPTH=64, num_warps=4,
+                num_stages=3,
+            )  # fmt: skip
+
+
+def _scratch(device: torch.device, need: int) -> Tensor:
+    """f16[need], where dense weights of other products are made too."""
+    room = max(need, product.SCRATCH_BYTES // 2) if device.type == "cuda" else need
+    return product._scratch(device, room)[:need]
+
+
+def _combine(
+    y: Tensor, ids: Tensor, weight: Tensor, lut: Tensor, shared: Tensor | None, gate: Tensor | None,
+    x: Tensor, norm: Norm | None, residual: Tensor | None,
+) -> Tensor:  # fmt: skip
+    rows, width = x.shape[0], y.shape[1]
+    out = torch.empty(rows, width, device=x.device)
+    weight = weight.float()
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    if residual is not None and residual.stride(-1) != 1:
+        residual = residual.contiguous()
+    moe_kernels.combine[(rows, -(-width // COLS))](
+        y, ids, lut, weight, y if shared is None else shared, x, x if norm is None else norm.weight,
+        y if gate is None else gate, y if residual is None else residual, out, width, x.stride(0),
+        0 if residual is None else residual.stride(0), 0.0 if norm is None else norm.eps, weight.stride(0),
+        K=ids.shape[1], COLS=COLS, WHOLE=triton.next_power_of_2(width), SHARED=shared is not None,
+        GATED=gate is not None, NORM=norm is not None, RESIDUAL=residual is not None, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+CUDA = Experts(cuda=True)
+PORTABLE = Experts(cuda=False)
+
+__all__ = ["CUDA", "PORTABLE", "Experts"]

@@ -1,0 +1,74 @@
+"""Op `experts` beside the reference on the same packed weights: few rows and many, slices of the scratch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from luce_backend_triton import moe, ops, product
+
+from luce_core.contracts import Clamp, ExpertStack, Linear, LinearGroup, Norm, RawLinear, SharedExpert
+from luce_core.model.weights import ResidentExperts
+from luce_core.ops import build_ops
+
+NAMES = ("pack_group", "linear", "table_rows", "norm_linear", "linear_out", "gated_mlp")
+OPS = build_ops({name: getattr(ops.PORTABLE, name) for name in NAMES})
+EXPERTS, WIDTH, HIDDEN, USED = 5, 96, 32, 2
+
+
+@pytest.fixture
+def rng():
+    return torch.Generator().manual_seed(1)
+
+
+@pytest.fixture
+def layer(device, blocks, rng):
+    def matrix(out, width, seed):
+        data = blocks("Q8_0", out, width, seed)
+        packed = ops.PORTABLE.pack_linear(OPS, RawLinear("w", "Q8_0", (out, width), data, str(device)))
+        return Linear("w", out, width, "Q8_0", packed)
+
+    pair = (matrix(EXPERTS * HIDDEN, WIDTH, 1), matrix(EXPERTS * HIDDEN, WIDTH, 2))
+    stack = ExpertStack(EXPERTS, pair, matrix(EXPERTS * WIDTH, HIDDEN, 3))
+    lut = torch.tensor([4, 2, 0, 1, 3, -1], dtype=torch.int32, device=device)  # one expert is not there
+    members = (matrix(64, WIDTH, 4), matrix(64, WIDTH, 5))
+    group = LinearGroup(members, OPS.pack_group(members))
+    gate = torch.randn(WIDTH, generator=rng).to(device)
+    return ResidentExperts(lut, stack), SharedExpert(group, matrix(WIDTH, 64, 6), gate)
+
+
+def inputs(device, rng, rows):
+    x = torch.randn(rows, WIDTH, generator=rng).to(device)
+    ids = torch.rand(rows, EXPERTS + 1, generator=rng).topk(USED).indices.int()
+    ids[0] = -1
+    return x, (ids.to(device), torch.rand(rows, USED, generator=rng).to(device))
+
+
+def check(got, want):
+    assert float((got - want).norm() / want.norm()) < 2e-3
+
+
+@pytest.mark.parametrize("cuda", [False, True], ids=["Triton", "CUDA"])
+@pytest.mark.parametrize("limit", [256, 0], ids=["packed", "dense"])
+def test_like_the_reference(device, rng, layer, monkeypatch, cuda, limit):
+    monkeypatch.setattr(moe, "FEW_PAIRS", limit)
+    bank, shared = layer
+    norm = Norm(1 + 0.1 * torch.randn(WIDTH, generator=rng).to(device), 1e-6)
+    x, routed = inputs(device, rng, 7)
+    given = (x, norm, routed, bank, shared, x)
+    check(moe.Experts(cuda).experts(OPS, *given), OPS.experts(*given))
+
+
+def test_without_norm_shared_expert_and_residual(device, rng, layer):
+    x, routed = inputs(device, rng, 3)
+    given = (x, None, routed, layer[0])
+    check(moe.PORTABLE.experts(OPS, *given, clamp=Clamp(0.5)), OPS.experts(*given, clamp=Clamp(0.5)))
+    post = Norm(torch.ones(WIDTH, device=device), 1e-6)
+    check(moe.PORTABLE.experts(OPS, *given, None, x, post), OPS.experts(*given, None, x, post))
+
+
+def test_experts_go_through_the_scratch_in_slices(device, rng, layer, monkeypatch):
+    monkeypatch.setattr(moe, "FEW_PAIRS", 0)
+    monkeypatch.setattr(product, "SCRATCH_BYTES", 2 * 2 * 2 * HIDDEN * 256)
+    x, routed = inputs(device, rng, 7)
+    given = (x, None, routed, layer[0])
+    check(moe.PORTABLE.experts(OPS, *given), OPS.experts(*given))
