@@ -14,7 +14,7 @@ class TestWhole(ArchContract):
 
     hooks = "luce_arch_deepseek4.hooks"
     optional_tensors = frozenset({"output.weight"})
-    tree_nodes = 4
+    tree_nodes = 3
 
     def make_model(self, folder: Path) -> Path:
         return written(folder / "whole.gguf", *model_of("whole"))
@@ -26,7 +26,7 @@ class TestGroupsOfThree(ArchContract):
     hooks = "luce_arch_deepseek4.hooks"
     optional_tensors = frozenset({"output.weight"})
     block_tokens = 12
-    tree_nodes = 5
+    tree_nodes = 4
 
     def make_model(self, folder: Path) -> Path:
         return written(folder / "three.gguf", *model_of("groups of three"))
@@ -37,18 +37,7 @@ class TestCandidates(ArchContract):
 
     hooks = "luce_arch_deepseek4.hooks"
     optional_tensors = frozenset({"output.weight"})
-    tree_nodes = 5
+    tree_nodes = 4
 
     def make_model(self, folder: Path) -> Path:
         return written(folder / "candidates.gguf", *model_of("fewer candidates than are picked"))
-
-
-class TestNgramsFirst(ArchContract):
-    """A table before the first layer, n-grams of four. It may have more rows than n-grams name."""
-
-    hooks = "luce_arch_deepseek4.hooks"
-    optional_tensors = frozenset({"output.weight", "blk.0.engram_embd.weight"})
-    tree_nodes = 5
-
-    def make_model(self, folder: Path) -> Path:
-        return written(folder / "ngrams.gguf", *model_of("n-grams before the first layer"))
