@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from luce_core.cache.layout import joined
 from luce_core.contracts import (
     BackendPlan,
     DeviceInfo,
@@ -50,6 +51,8 @@ MIN_HELD_ROWS = 8
 """Rows of one sequence a held batch can carry without drafters: the anchor, a prompt tail, forced tokens."""
 CAPABILITIES = frozenset({"loader", "taps"})
 """What every plan offers to parts; the model and the device add theirs."""
+NEXTN = "nextn"
+"""The capability of a model with an MTP block; its state is allocated for drafters that need it."""
 
 
 def make_plan(
@@ -275,7 +278,7 @@ class Draft:
     def capabilities(self) -> frozenset[str]:
         """What the plan offers to parts."""
         shapes = {"any": {"tree", "chain"}, "chain": {"chain"}, "none": set()}[self.spec.tree]
-        own = {"nextn"} if self.spec.nextn_layout is not None else set()
+        own = {NEXTN} if self.spec.nextn_layout is not None else set()
         return CAPABILITIES | shapes | own | self.device.features
 
     def _layers(self, names: Sequence[str]) -> list[OpLayer]:
@@ -301,7 +304,7 @@ class Draft:
     def divide_memory(self) -> None:
         """Settle the context and the sizes of all state. Does not judge: see `check_memory`."""
         fields = self.fields
-        self.spec = self.model.spec(self._wanted_context())
+        self.spec = self._target_spec()
         self.companions.update(self.spec, self._wanted_context())
         self._derive()
         self.fitted = fit(self.demand(), self.device, int(fields.values["memory.limit_bytes"]))
@@ -309,6 +312,23 @@ class Draft:
             fields.decide("context", self.fitted.context, self.fitted.reason)
         sizes = self.fitted.sizes
         fields.decide("state.sizes", sizes, f"for {sizes.num_slots} sequences, within the memory limit")
+
+    def _target_spec(self) -> ModelSpec:
+        """With the state of its MTP block where a drafter of the plan runs that."""
+        spec = self.model.spec(self._wanted_context())
+        if spec.nextn_layout is None or not self._nextn_drafters():
+            return spec
+        return evolve(spec, layout=joined(spec.layout, spec.nextn_layout))
+
+    def _nextn_drafters(self) -> list[str]:
+        found = []
+        for name in self.fields.values["parts.drafter"]:
+            try:
+                part = self.fields.registry.part("drafter", name).value
+            except PluginError:  # `check_parts` says so
+                continue
+            found += [name] if NEXTN in part.needs else []
+        return found
 
     def _wanted_context(self) -> int:
         """The context someone asked for; 0 = automatic."""

@@ -26,6 +26,7 @@ from luce_core.contracts import (
     OpLayer,
     StateLayout,
     StateSizes,
+    StoredSize,
 )
 from luce_core.gguf.rows import ROW_CACHE_BYTES
 
@@ -113,9 +114,18 @@ def strides_block(block_tokens: int, groups: Sequence[Group]) -> int:
 def weight_bytes(spec: ModelSpec, layers: Sequence[OpLayer]) -> tuple[int, str]:
     """Bytes of the weights in memory, and why: as in the file where a layer packs them, else f32."""
     packing = [layer.name for layer in layers if any(impl.op == "pack_linear" for impl in layer.ops)]
+    left = _left_out(spec)
+    without = "; without the MTP block, which no drafter runs" if left.num_bytes else ""
     if packing:
-        return spec.weight_bytes, f"as in the file; op layer {packing[-1]} keeps the quantized bytes"
-    return 4 * spec.parameters, "float32; the reference ops dequantize every weight"
+        why = f"as in the file; op layer {packing[-1]} keeps the quantized bytes{without}"
+        return spec.weight_bytes - left.num_bytes, why
+    why = f"float32; the reference ops dequantize every weight{without}"
+    return 4 * (spec.parameters - left.parameters), why
+
+
+def _left_out(spec: ModelSpec) -> StoredSize:
+    """Weights that nothing loads."""
+    return StoredSize(0, 0) if spec.runs_nextn or spec.nextn_size is None else spec.nextn_size
 
 
 def fit(demand: Demand, device: DeviceInfo, limit_bytes: int) -> Fit:
@@ -372,7 +382,8 @@ def roofline(plan: BackendPlan, depth: int) -> Roofline:
     model = plan.models[0]
     spec, sizes = model.spec, plan.values["state.sizes"]
     device = next(item for item in plan.devices if item.id == model.layer_device[0])
-    scale = plan.number("memory.weight_bytes") / spec.weight_bytes if spec.weight_bytes else 1.0
+    in_file = spec.weight_bytes - _left_out(spec).num_bytes
+    scale = plan.number("memory.weight_bytes") / in_file if in_file else 1.0
     pages = sum(
         min(depth, group.window or depth) * block_bytes(spec.layout, group.name, sizes) // sizes.block_tokens
         for group in spec.layout.groups

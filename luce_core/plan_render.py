@@ -40,7 +40,7 @@ def _model_line(plan: BackendPlan) -> Text:
     return Text(
         f"{model.path}: {spec.arch}, {spec.parameters / 1e6:,.1f} M parameters, "
         f"{show_size(spec.weight_bytes)}, on {model.layer_device[0]}, "
-        f"context {plan.number('context'):,} tokens"
+        f"context {plan.number('context'):,} tokens{', with its MTP block' if spec.runs_nextn else ''}"
     )
 
 

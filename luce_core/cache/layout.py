@@ -7,7 +7,7 @@ from __future__ import annotations
 from math import prod
 
 from luce_core.contracts import Field, StateLayout, StateSizes
-from luce_core.errors import UsageError
+from luce_core.errors import PluginError, UsageError
 
 DTYPE_BITS = {"f32": 32, "f16": 16, "bf16": 16, "i64": 64, "i32": 32, "i16": 16, "u8": 8}
 
@@ -69,6 +69,27 @@ def state_bytes(model: str, layout: StateLayout, sizes: StateSizes) -> int:
         for group in layout.groups
     )
     return pages + sizes.num_slots * (slot_bytes(layout, sizes) + log_bytes(layout, sizes))
+
+
+def joined(own: StateLayout, more: StateLayout) -> StateLayout:
+    """Both in one. Groups of one name must be the same, names of pages and slots must not."""
+    groups = {group.name: group for group in own.groups}
+    for group in more.groups:
+        if groups.setdefault(group.name, group) != group:
+            raise PluginError(
+                f"Two layouts of one model have the group {group.name!r}, as {groups[group.name]} and as "
+                f"{group}. Report it to the authors of the architecture's plugin."
+            )
+    names = [*own.names, *more.names]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise PluginError(
+            f"Two layouts of one model both have {', '.join(map(repr, twice))}. Report it to the authors of "
+            "the architecture's plugin."
+        )
+    return StateLayout(
+        tuple(groups.values()), (*own.pages, *more.pages), (*own.slots, *more.slots), own.best_effort
+    )
 
 
 def needs_checkpoints(layout: StateLayout) -> bool:

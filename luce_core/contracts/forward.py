@@ -117,7 +117,7 @@ class Network(Protocol):
 
     nextn: Network | None
     """The MTP block: `trunk(batch, final of the previous token)`; zeros where there is none. Its own `nextn`
-    is what goes on from the finals it gives.
+    is what goes on from the finals it gives. None where the layout has no state for it (`runs_nextn`).
     """
 
     def trunk(self, batch: ForwardBatch, final: Tensor | None = None) -> Tensor:
@@ -160,7 +160,16 @@ class DFlashTarget(Protocol):
 
     @property
     def nextn(self) -> Network | None:
-        """The target's MTP block, if the file has one."""
+        """The target's MTP block, for drafters that need "nextn". Its state is the target's: it runs on the
+        target's batches as they are, in `propose` on chains of the target's name. Ask anew after `unpark`.
+        """
+        ...
+
+    def commit_nextn(self, batch: ForwardBatch, commit: Commit) -> None:
+        """Apply the accepted rows to the state of the MTP block, after its trunk ran over the batch.
+
+        `ModelBackend.commit` leaves that state alone: it comes before `observe`, where the block runs.
+        """
         ...
 
     def embed(self, token: Tensor) -> Tensor:

@@ -86,6 +86,11 @@ class StateLayout:
     best_effort: bool = False
     """Drafters: a prefix hit may lack it."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of pages and slots."""
+        return (*(pages.name for pages in self.pages), *(slot.name for slot in self.slots))
+
 
 @frozen
 class Tap:
@@ -123,6 +128,9 @@ class ModelSpec:
     """Both differ from `hidden` when the residual is several streams."""
     layout: StateLayout
     nextn_layout: StateLayout | None
+    """State of the MTP block, where the file has one. The plan makes it part of `layout` when a drafter needs
+    "nextn"; without, the block is not built and its weights stay in the file.
+    """
     tree: Literal["any", "chain", "none"]
     """Shapes of candidates a held batch may carry."""
     tokens: Mapping[str, tuple[int, ...]]
@@ -138,6 +146,15 @@ class ModelSpec:
     """The architecture's own hyper-parameters, for its `build` and for `inspect`."""
     stored: Mapping[str, StoredSize] = Factory(dict)
     """Tables that stay in the file, by tensor; in neither `parameters` nor `weight_bytes`."""
+    nextn_size: StoredSize | None = None
+    """Of `parameters` and `weight_bytes`, what is the MTP block's alone."""
+
+    @property
+    def runs_nextn(self) -> bool:
+        """Whether the MTP block's state is allocated, and so the block is there to be run."""
+        if self.nextn_layout is None:
+            return False
+        return set(self.nextn_layout.names) <= set(self.layout.names)
 
 
 @frozen

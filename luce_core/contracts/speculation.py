@@ -102,7 +102,9 @@ class Round:
     shift: Tensor | None = None
     """i32[S] added to an index to get the position; None = 0 (no images before)."""
     table: Mapping[str, BlockTable] = Factory(dict)
-    """By "owner/group", as in `ForwardBatch.table`: of every model and drafter but the target."""
+    """By "owner/group", as in `ForwardBatch.table`: of every model and drafter; of the target only where its
+    MTP block is run.
+    """
 
 
 class Drafter(Protocol):

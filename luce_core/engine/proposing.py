@@ -35,7 +35,8 @@ class Proposer:
         self.device = device
         self.vocab = vocab
         self.owners = [_owners(plan, name) for name in plan.parts["drafter"]]
-        self.own_groups = f"{plan.models[0].name}/"
+        # The tables of the target are of use to a drafter only where it runs the target's MTP block.
+        self.hidden_groups = "" if plan.models[0].spec.runs_nextn else f"{plan.models[0].name}/"
         self.noise = CounterNoise()
         slots, context = plan.number("engine.max_sequences"), plan.number("context")
         self.history = (
@@ -69,7 +70,7 @@ class Proposer:
             capacity=capacity,
             room=self._i32(room),
             shift=self._i32(shifts) if any(shifts) else None,
-            table=make_tables([self._foreign_tables(handle) for handle in handles], self.device),
+            table=make_tables([self._tables(handle) for handle in handles], self.device),
         )
         proposals = []
         for number, (drafter, owners) in enumerate(zip(self.drafters, self.owners, strict=True)):
@@ -78,10 +79,10 @@ class Proposer:
             proposals.append(self._checked(drafter.name, read_tree(drafter.propose(own), number)))
         return [merge([trees[s] for trees in proposals], most) for s, most in enumerate(room)]
 
-    def _foreign_tables(self, handle: SeqId) -> dict[str, SeqTable]:
-        """By "owner/group": all but the target's."""
-        tables = self.blocks.tables(handle)
-        return {key: table for key, table in tables.items() if not key.startswith(self.own_groups)}
+    def _tables(self, handle: SeqId) -> dict[str, SeqTable]:
+        """By "owner/group", as `Round.table` has them."""
+        tables, hidden = self.blocks.tables(handle), self.hidden_groups
+        return {key: one for key, one in tables.items() if not (hidden and key.startswith(hidden))}
 
     def _i32(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.device)

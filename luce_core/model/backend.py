@@ -17,6 +17,7 @@ from luce_core.contracts import (
     Network,
     Program,
     Region,
+    SlotState,
 )
 from luce_core.errors import EngineError
 from luce_core.model.state import ModelState
@@ -30,8 +31,49 @@ class Built:
     network: Network
     trunk: Callable[[ForwardBatch], Tensor]
     logits: Callable[[Tensor], Tensor]
-    record: Callable[[], tuple[Program, Program]]
-    """Records trunk and logits, before any rewrite. Raises PluginError for a network that is not ops only."""
+    record: Callable[[], Recorded]
+    """Records everything, before any rewrite. Raises PluginError for a network that is not ops only."""
+    nextn: Network | None = None
+    """The MTP block, direct or as compiled programs."""
+
+
+@frozen(eq=False)
+class Recorded:
+    """The programs of a network."""
+
+    trunk: Program
+    """"batch" -> final."""
+    logits: Program
+    """"final" -> logits."""
+    nextn: tuple[NextnPrograms, ...] = ()
+    """Of the MTP block, then of whatever goes on from it."""
+
+
+@frozen(eq=False)
+class NextnPrograms:
+    """The programs of one network of the chain behind an MTP block."""
+
+    trunk: Program
+    """"batch", "final" -> final."""
+    logits: Program
+    following: int | None
+    """Which of the chain goes on from its finals."""
+
+
+@frozen(eq=False)
+class Committed:
+    """State that is committed together."""
+
+    regions: tuple[tuple[Region, ...], ...] = ()
+    """By group."""
+    slots: tuple[SlotState, ...] = ()
+
+    @classmethod
+    def of(cls, state: ModelState, chosen: Callable[[str], bool]) -> Committed:
+        """Pages and slots with these names."""
+        groups = (tuple(one for one in group if chosen(one.name)) for group in state.by_group.values())
+        slots = tuple(one for one in state.slots.values() if chosen(one.name))
+        return cls(tuple(group for group in groups if group), slots)
 
 
 class NetworkBackend:
@@ -42,16 +84,22 @@ class NetworkBackend:
         self.ops = ops
         self.state = state
         self._built: Built | None = None
-        self._programs: tuple[Program, Program] | None = None
+        self._programs: Recorded | None = None
         self._table: tuple[Linear, float] | None = None
+        self._own = self._nextn = Committed()
 
     def attach(self, built: Built) -> None:
-        """Run this network from now on."""
+        """Run this network from now on, over the state as it lies now."""
         self._built = built
+        layout = self.spec.nextn_layout if self.spec.runs_nextn else None
+        nextn = frozenset(layout.names if layout else ())
+        self._own = Committed.of(self.state, lambda name: name not in nextn)
+        self._nextn = Committed.of(self.state, nextn.__contains__)
 
     def detach(self) -> None:
         """Forget the network and with it the weights."""
         self._built = self._programs = self._table = None
+        self._own = self._nextn = Committed()
 
     @property
     def network(self) -> Any:
@@ -60,8 +108,8 @@ class NetworkBackend:
 
     @property
     def nextn(self) -> Network | None:
-        """The MTP block, where the file has one."""
-        return self._running().network.nextn
+        """The MTP block, where its state is allocated."""
+        return self._running().nextn
 
     def forward(self, batch: ForwardBatch) -> ForwardResult:
         """Run one batch. logits for the wanted rows when held; prefill gives `final` only."""
@@ -80,9 +128,16 @@ class NetworkBackend:
 
     def commit(self, batch: ForwardBatch, commit: Commit) -> None:
         """Apply the accepted rows of a held batch to pages and slots; count 0 leaves a sequence as it was."""
-        for regions in self.state.by_group.values():
+        self._commit(batch, commit, self._own)
+
+    def commit_nextn(self, batch: ForwardBatch, commit: Commit) -> None:
+        """The same for the state of the MTP block, after its trunk ran over the batch."""
+        self._commit(batch, commit, self._nextn)
+
+    def _commit(self, batch: ForwardBatch, commit: Commit, state: Committed) -> None:
+        for regions in state.regions:
             self.ops.commit_pages(batch, commit, regions)
-        self.ops.commit_slots(batch, commit, tuple(self.state.slots.values()))
+        self.ops.commit_slots(batch, commit, state.slots)
 
     def settle(self, slots: Sequence[int]) -> None:
         """Nothing to finish: commits fold at once."""
@@ -110,7 +165,12 @@ class NetworkBackend:
         """The recorded trunk ("batch" -> final) and logits ("final" -> logits), without rewrites."""
         if self._programs is None:
             self._programs = self._running().record()
-        return self._programs
+        return self._programs.trunk, self._programs.logits
+
+    def nextn_programs(self) -> tuple[NextnPrograms, ...]:
+        """Those of the MTP block and of what goes on from it; empty without one."""
+        self.programs()
+        return self._programs.nextn if self._programs else ()
 
     def _running(self) -> Built:
         if self._built is None:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from attrs import evolve
+from torch import Tensor
 
 from luce_core.contracts import ModelPlan, ModelSpec, Network, Ops, Program, StateSizes, Weights
 from luce_core.errors import EngineError, ModelFormatError, UsageError
 from luce_core.gguf import FORMATS, FormatRegistry, GgufFile, GgufHeader
-from luce_core.model.backend import Built, NetworkBackend
+from luce_core.model.backend import Built, NetworkBackend, NextnPrograms, Recorded
 from luce_core.model.state import ModelState
 from luce_core.model.weights import FileWeights, Progress
 from luce_core.ops import Layer, OpsNamespace, Recorder, build_ops, compile_program, rewrite
@@ -67,7 +68,6 @@ class Loader:
             )
             model.attach(file)
         return model
-
 
     def _tokenizer(self, plan: ModelPlan, header: GgufHeader) -> Any:
         """None for a drafter, scorer or encoder whose file has none: it runs on the target's token ids."""
@@ -126,18 +126,25 @@ class Model:
             self.backend.attach(Built(network, _no_rows, _no_rows, _no_rows))
             return
 
-        def record() -> tuple[Program, Program]:
+        def record() -> Recorded:
             recorder = Recorder(ops)
-            recorded = self._build(spec, weights, cast("Ops", recorder))
-            return recorder.record(recorded.trunk), recorder.record(recorded.logits, ("final",))
+            return record_network(self._build(spec, weights, cast("Ops", recorder)), recorder)
 
         if not self._rewrites:
-            self.backend.attach(Built(network, network.trunk, network.logits, record))
+            self.backend.attach(Built(network, network.trunk, network.logits, record, network.nextn))
             return
-        trunk, logits = (rewrite(program, self._rewrites, ops) for program in record())
-        self.backend.attach(
-            Built(network, compile_program(trunk, ops), compile_program(logits, ops), record)
-        )
+        recorded = record()
+        trunk, logits = self._compiled(recorded.trunk), self._compiled(recorded.logits)
+        chain = [
+            ProgramNetwork(self._compiled(one.trunk), self._compiled(one.logits)) for one in recorded.nextn
+        ]
+        for made, one in zip(chain, recorded.nextn, strict=True):
+            made.nextn = None if one.following is None else chain[one.following]
+        self.backend.attach(Built(network, trunk, logits, record, chain[0] if chain else None))
+
+    def _compiled(self, program: Program) -> Callable[..., Tensor]:
+        ops = self.backend.ops
+        return compile_program(rewrite(program, self._rewrites, ops), ops)
 
     def park(self) -> None:
         """Give the device memory back. The state's content is kept; on the CPU it stays where it is."""
@@ -155,6 +162,39 @@ class Model:
                 )
             self.attach(file)
         self.generation += 1
+
+
+class ProgramNetwork:
+    """An MTP block as compiled programs."""
+
+    nextn: Network | None = None
+
+    def __init__(self, trunk: Callable[..., Tensor], logits: Callable[[Tensor], Tensor]) -> None:
+        self.trunk = trunk
+        self.logits = logits
+
+
+def record_network(network: Network, recorder: Recorder) -> Recorded:
+    """The programs of a network that was built over `recorder`, its chain of MTP blocks included."""
+    chain: list[Network] = []
+    following = network.nextn
+    while following is not None and all(following is not known for known in chain):
+        chain.append(following)
+        following = following.nextn
+
+    def place(one: Network | None) -> int | None:
+        return next((place for place, known in enumerate(chain) if known is one), None)
+
+    nextn = [
+        NextnPrograms(
+            recorder.record(one.trunk, ("batch", "final")),
+            recorder.record(one.logits, ("final",)),
+            place(one.nextn),
+        )
+        for one in chain
+    ]
+    trunk, logits = recorder.record(network.trunk), recorder.record(network.logits, ("final",))
+    return Recorded(trunk, logits, tuple(nextn))
 
 
 def _no_rows(*_: Any) -> Any:

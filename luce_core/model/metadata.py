@@ -287,6 +287,7 @@ def model_spec(
     streams: int = 1,
     position_axes: int = 1,
     nextn_layout: StateLayout | None = None,
+    nextn_size: StoredSize | None = None,
 ) -> ModelSpec:
     """What `describe` returns, with the header's own part of it. details: {"decoder": sizes}, and these.
 
@@ -306,6 +307,7 @@ def model_spec(
         final_width=streams * sizes.hidden,
         layout=layout,
         nextn_layout=nextn_layout,
+        nextn_size=nextn_size,
         tree="any",
         tokens=special_tokens(header),
         parameters=totals.parameters,

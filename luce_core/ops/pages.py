@@ -87,7 +87,8 @@ class SequenceView(SequenceRows):
             if any(padding):
                 kept = [j for j in range(count) if not padding[j]]
                 places = [self.place(first + j) for j in kept]
-                return torch.tensor([self.start + j for j in kept]), self.entry[places]
+                # A sequence may have nothing but padding; an empty list would be a tensor of floats.
+                return torch.tensor([self.start + j for j in kept], dtype=torch.int64), self.entry[places]
         else:
             first, count = int(b.index[self.start]), self.stop - self.start
         low, high = self.place(first), self.place(first + count - 1)

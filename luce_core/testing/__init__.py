@@ -13,6 +13,8 @@
     toy               a whole architecture with an exact oracle (ToyLaw): the toy backend
     pictures          an image encoder of one matrix: write_picture_model
     drafters          ScriptedDrafter, a drafter that proposes what the test says
+    nextn_hooks       a drafter that runs the target's MTP block
+    command           run_command, a command over named modules of hooks
     gguf_factory      write_gguf, split_gguf: tiny model files; toy_vocab: vocabularies for them
     rig               ModelRig, one model driven by hand
     pipeline          make_pipeline and EngineRig, whole pipelines over named modules of hooks

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
+from luce_core.cache.layout import joined
 from luce_core.cache.manager import PagedBlockManager
 from luce_core.contracts import (
     CacheOptions,
@@ -58,11 +59,15 @@ class ModelRig:
         max_held_rows: int = 64,
         cache_type: str = "f32",
         device: str = "cpu",
+        nextn: bool = False,
     ) -> None:
+        """nextn: with the state of the model's MTP block, as for a drafter that runs it."""
         self.device = device
         self.registry = registry_of(*hooks)
         self.header = read_header(path)
         self.spec = describe(self.registry, path, CacheOptions(0, cache_type, cache_type))
+        if nextn and self.spec.nextn_layout is not None:
+            self.spec = evolve(self.spec, layout=joined(self.spec.layout, self.spec.nextn_layout))
         self.sizes = StateSizes(
             block_tokens=block_tokens,
             num_blocks={f"{MODEL}/{group.name}": num_blocks for group in self.spec.layout.groups},

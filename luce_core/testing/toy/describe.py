@@ -36,7 +36,7 @@ def describe(header: GgufHeader, cache: CacheOptions) -> ModelSpec:
             pages=(Pages("tokens", "tokens", 0, entry),),
             slots=slots if header.bool("toy.slots") else (),
         ),
-        nextn_layout=None,
+        nextn_layout=_nextn_layout(window) if header.bool("toy.nextn", False) else None,
         tree="any",
         tokens={},
         parameters=64,
@@ -44,3 +44,9 @@ def describe(header: GgufHeader, cache: CacheOptions) -> ModelSpec:
         active_bytes=info.num_bytes,
         details={"salt": header.uint("toy.salt"), "window": window},
     )
+
+
+def _nextn_layout(window: int) -> StateLayout:
+    """Of the MTP block: every token, its place, and the final of the token before it."""
+    entry = {"k": Field((1, 1), "f32"), "v": Field((1, 5), "f32")}
+    return StateLayout((Group("tokens", window=window or None),), (Pages("nextn", "tokens", 1, entry),))

@@ -12,10 +12,17 @@ from luce_core.testing.toy_vocab import toy_vocabulary
 
 
 def write_toy_model(
-    path: Path, *, salt: int = 1, context: int = 512, slots: bool = True, window: int = 0, template: str = ""
+    path: Path,
+    *,
+    salt: int = 1,
+    context: int = 512,
+    slots: bool = True,
+    window: int = 0,
+    nextn: bool = False,
+    template: str = "",
 ) -> Path:
     """Write a toy model. slots: with recurrent state; window: its pages keep only so many tokens (0 =
-    all).
+    all); nextn: with an MTP block, which knows the law of a model with neither.
     """
     metadata: dict[str, Any] = {
         "general.architecture": "toy",
@@ -24,6 +31,7 @@ def write_toy_model(
         "toy.salt": salt,
         "toy.slots": slots,
         "toy.window": window,
+        "toy.nextn": nextn,
         **toy_vocabulary("bpe"),
     }
     if template:

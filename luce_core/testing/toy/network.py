@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from luce_core.contracts import ForwardBatch, ModelSpec, Network, SlotState, Weights
+from luce_core.contracts import ForwardBatch, ModelSpec, Network, Region, SlotState, Weights
 from luce_core.ops.attention import sequences
 from luce_core.testing.toy.law import FOLD, FOLD_START, MASK, TAIL
+
+SPOILT = 0x5A5A5A5A
 
 
 def build(spec: ModelSpec, weights: Weights, ops: Any) -> ToyNetwork:
@@ -30,6 +32,7 @@ class ToyNetwork:
         self.region = weights.region("tokens")
         self.slots = (weights.slot("rolled"), weights.slot("newest")) if spec.layout.slots else None
         self.tail = torch.tensor([TAIL])
+        self.nextn = ToyNextn(weights.region("nextn"), ops, self) if spec.runs_nextn else None
 
     def trunk(self, batch: ForwardBatch, final: Tensor | None = None) -> Tensor:
         """[T, 4]: the row's 32-bit hash in four lanes of eight bits, exact in any float type."""
@@ -41,13 +44,11 @@ class ToyNetwork:
             own = own ^ mix(self._rolled(batch, rolled))
             shifted = torch.where(token > 0, token + 1, 0).float()[:, None]
             own = own ^ mix(self.ops.conv_window(batch, shifted, self.tail, newest)[:, 0].long() + 0x5EED)
-        own = mix(own ^ mix(torch.tensor(self.salt)))
-        return torch.stack([(own >> shift & 0xFF).float() for shift in (0, 8, 16, 24)], dim=1)
+        return to_lanes(mix(own ^ mix(torch.tensor(self.salt))))
 
     def logits(self, final: Tensor) -> Tensor:
         """[R, 4] -> f32[R, V]."""
-        lanes = final.long()
-        own = lanes[:, 0] | lanes[:, 1] << 8 | lanes[:, 2] << 16 | lanes[:, 3] << 24
+        own = from_lanes(final)
         return (mix(own[:, None] ^ mix(torch.arange(self.vocab))) >> 12).float() * 2.0**-16
 
     def _seen(self, batch: ForwardBatch) -> Tensor:
@@ -81,6 +82,66 @@ class ToyNetwork:
             if batch.phase == "prefill" and rows:
                 slot.state[number, 0] = rows[-1]
         return out
+
+
+class ToyNextn:
+    """The MTP block: knows what comes next if its pages hold the text and the right finals, and only then.
+
+    The law can be told from the text alone, so every final it was given is held against what it must be; a
+    single wrong one spoils all answers behind it.
+    """
+
+    def __init__(self, region: Region, ops: Any, target: ToyNetwork) -> None:
+        self.region = region
+        self.ops = ops
+        self.target = target
+        self.nextn: Network | None = self
+        """Its own finals are the target's."""
+
+    def trunk(self, batch: ForwardBatch, final: Tensor | None = None) -> Tensor:
+        """final [T, 4]: of the token before each; zeros before the first -> [T, 4]."""
+        if final is None:
+            raise AssertionError("an MTP block ran without the finals of the tokens before")
+        entry = torch.cat((batch.index.float()[:, None], final), dim=1)
+        self.ops.append(batch, batch.token.float()[:, None, None], entry[:, None], self.region)
+        out = torch.zeros(batch.token.shape[0], dtype=torch.int64)
+        for seq in sequences(batch, self.region):
+            for rows in seq.row_blocks(1):
+                seen = seq.entries_seen(batch, rows, None)
+                mask = seq.visible(batch, rows, seen, None)
+                for number, row in enumerate(range(*rows.indices(len(out)))):
+                    visible = seq.entry[seen] if mask is None else seq.entry[seen][mask[number]]
+                    out[row] = self._answer(visible)
+        return to_lanes(out)
+
+    def logits(self, final: Tensor) -> Tensor:
+        """[R, 4] -> f32[R, V]."""
+        return self.target.logits(final)
+
+    def _answer(self, entry: Tensor) -> Tensor:
+        """The hash of the text in these entries; padding sees none."""
+        if not len(entry):
+            return torch.tensor(0)
+        kept = self.region.fields["v"].view(-1, 5)[entry]
+        places, order = kept[:, 0].long().sort()
+        tokens = self.region.fields["k"].view(-1)[entry].long()[order]
+        sums = mix(tokens * 0x10001 + places * 7919).cumsum(0) & MASK
+        hashes = mix(sums ^ mix(torch.tensor(self.target.salt)))
+        wanted = torch.where(places > 0, hashes.roll(1), 0)
+        whole = torch.equal(places, torch.arange(len(places)))
+        right = whole and torch.equal(from_lanes(kept[order, 1:]), wanted)
+        return hashes[-1] if right else hashes[-1] ^ SPOILT
+
+
+def to_lanes(own: Tensor) -> Tensor:
+    """32-bit values in four lanes of eight bits: f32[..., 4]."""
+    return torch.stack([(own >> shift & 0xFF).float() for shift in (0, 8, 16, 24)], dim=-1)
+
+
+def from_lanes(lanes: Tensor) -> Tensor:
+    """The values again: i64[...]."""
+    whole = lanes.long()
+    return whole[..., 0] | whole[..., 1] << 8 | whole[..., 2] << 16 | whole[..., 3] << 24
 
 
 def fold(ops: Any, state: Tensor, log: dict[str, Tensor], count: Tensor) -> Tensor:

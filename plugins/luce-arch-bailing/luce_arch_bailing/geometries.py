@@ -100,7 +100,7 @@ def _latent(keys: Mapping[str, Any], width: int, heads: int) -> Shapes:
     value, rope = keys["attention.value_length_mla"], keys["rope.dimension_count"]
     queries: Shapes
     if rank := keys.get("attention.q_lora_rank", 0):
-        queries: Shapes = {
+        queries = {
             "attn_q_a": (rank, width),
             "attn_q_a_norm": (rank,),
             "attn_q_b": (heads * dim, rank),

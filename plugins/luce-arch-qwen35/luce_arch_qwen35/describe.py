@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from luce_arch_qwen35.params import BlockParams, DeltaParams, ExpertParams, HybridParams, read_params
-from luce_core.contracts import CacheOptions, Field, Group, ModelSpec, Slot, StateLayout
+from luce_core.contracts import CacheOptions, Field, Group, ModelSpec, Slot, StateLayout, StoredSize
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import GgufHeader
 from luce_core.model.metadata import (
@@ -38,6 +38,7 @@ def describe(header: GgufHeader, cache: CacheOptions) -> ModelSpec:
         totals=_totals(header, params),
         position_axes=AXES,
         nextn_layout=_layout(params, params.nextn) if params.nextn else None,
+        nextn_size=_nextn_size(header, params) if params.nextn else None,
     )
 
 
@@ -74,10 +75,20 @@ def _slots(layer: int, delta: DeltaParams) -> tuple[Slot, Slot]:
 def _totals(header: GgufHeader, params: HybridParams) -> WeightTotals:
     """Of the whole file; a decoded token reads the trunk."""
     used = params.experts.used if params.experts else 0
-    behind = tuple(f"blk.{block.number}." for block in params.nextn)
+    behind = _behind(params)
     trunk = [name for name in header.tensors if not name.startswith(behind)] if behind else None
     active = weight_totals(header, trunk, experts_used=used).active_bytes
     return evolve(weight_totals(header), active_bytes=active)
+
+
+def _nextn_size(header: GgufHeader, params: HybridParams) -> StoredSize:
+    tensors = [header.tensors[name] for name in header.tensors if name.startswith(_behind(params))]
+    return StoredSize(sum(one.num_weights for one in tensors), sum(one.num_bytes for one in tensors))
+
+
+def _behind(params: HybridParams) -> tuple[str, ...]:
+    """How names of the MTP blocks' tensors begin."""
+    return tuple(f"blk.{block.number}." for block in params.nextn)
 
 
 # --- tensors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from luce_core.contracts import SamplingParams
 from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.gguf_factory import write_gguf
 from luce_core.testing.pipeline import TOY_HOOKS, EngineRig, make_pipeline
@@ -13,6 +14,7 @@ from luce_core.testing.toy_vocab import toy_vocabulary
 from .hugging_face import metadata_of, random_model, tensors_of
 
 HOOKS = "luce_arch_qwen35.hooks"
+NEXTN_HOOKS = "luce_core.testing.nextn_hooks"
 OPTIONS = {"cache_type_k": "f32", "cache_type_v": "f32", "chunk": 32, "threads": 1}
 LENGTH = 10
 
@@ -75,3 +77,61 @@ def test_candidates_are_taken_and_rolled_back(case):
     assert_greedy(model, prompts, want)
     assert drafter.rounds > 0
     assert sum(answer.done.usage["accepted_tokens"] for answer in answers) >= 6
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe"])
+def test_drafts_of_the_mtp_block_change_no_text(arch, tmp_path):
+    """Greedy and sampled, with the state of the block beside that of the trunk, from a cached prefix too."""
+    vocabulary = toy_vocabulary("bpe")
+    random = random_model(arch, {"vocab_size": len(vocabulary["tokenizer.ggml.tokens"])})
+    keys = {**metadata_of(random, nextn=True), **vocabulary}
+    path = write_gguf(tmp_path / "m.gguf", keys, tensors_of(random, nextn=True))
+    draw = torch.Generator().manual_seed(9)
+    prompts = [torch.randint(0, 250, (count,), generator=draw).tolist() for count in (1, 20, 45)]
+    drafted_options = {**OPTIONS, "drafter": ("nextn-chain",), "draft_nodes": 3}
+    plain = EngineRig(make_pipeline(path, TOY_HOOKS, HOOKS, options=OPTIONS))
+    rig = EngineRig(make_pipeline(path, TOY_HOOKS, HOOKS, NEXTN_HOOKS, options=drafted_options))
+    for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=5)):
+        want = plain.generate(*prompts, max_tokens=LENGTH, params=params)
+        assert rig.generate(*prompts, max_tokens=LENGTH, params=params) == want
+        longer = [prompt + answer + [7] for prompt, answer in zip(prompts, want, strict=True)]
+        again = plain.generate(*longer, max_tokens=LENGTH, params=params)
+        assert rig.generate(*longer, max_tokens=LENGTH, params=params) == again
+    drafter = rig.pipeline.drafters[0]
+    assert drafter.rounds
+    assert [pages.name for pages in rig.pipeline.target.backend.spec.layout.pages] == ["blk.3.kv", "blk.4.kv"]
+
+
+@torch.no_grad()
+def test_the_first_candidate_is_the_best_of_hugging_faces_block(tmp_path):
+    """Behind prompts in one chunk, in several and restored from the cache; the final's way is bfloat16."""
+    vocabulary = toy_vocabulary("bpe")
+    random = random_model("qwen35", {"vocab_size": len(vocabulary["tokenizer.ggml.tokens"])})
+    keys = {**metadata_of(random, nextn=True), **vocabulary}
+    path = write_gguf(tmp_path / "m.gguf", keys, tensors_of(random, nextn=True))
+    options = {**OPTIONS, "drafter": ("nextn-chain",), "draft_nodes": 1}
+    rig = EngineRig(make_pipeline(path, TOY_HOOKS, HOOKS, NEXTN_HOOKS, options=options))
+    drafter = rig.pipeline.drafters[0]
+    proposed, propose = [], drafter.propose
+
+    def watched(seen):
+        tree = propose(seen)
+        ends = zip(seen.slot.tolist(), seen.length.tolist(), strict=True)
+        texts = [seen.history[slot, : length + 1].clone() for slot, length in ends]
+        proposed.extend(zip(texts, tree.token[:, 0].tolist(), tree.count.tolist(), strict=True))
+        return tree
+
+    drafter.propose = watched
+    draw = torch.Generator().manual_seed(9)
+    prompts = [torch.randint(0, 250, (count,), generator=draw).tolist() for count in (2, 20, 75)]
+    rig.generate(*prompts, max_tokens=6)
+    rig.generate(prompts[2], max_tokens=6)
+    used = [(text, token) for text, token, count in proposed if count]
+    assert len(used) > 12
+    right = 0
+    for text, token in used:
+        ids = text.long()
+        hidden = random.model.model(ids[None]).last_hidden_state[0]
+        normed = random.mtp(random.model, ids, torch.cat((torch.zeros_like(hidden[:1]), hidden[:-1])))
+        right += int(random.model.lm_head(normed)[-1].argmax()) == token
+    assert right >= len(used) - 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attrs import evolve
 
 from luce_core.contracts import CacheOptions, Commit, Field
 from luce_core.errors import PluginError
@@ -22,16 +21,17 @@ TOLERANCE = 2e-5
 class NextnRig(ModelRig):
     """A rig whose layout has the pages of the MTP block too, in the block table of the trunk's."""
 
-    def _load(self, overlay):
-        own, nextn = self.spec.layout, self.spec.nextn_layout
-        assert nextn.groups == own.groups
-        self.spec = evolve(self.spec, layout=evolve(own, pages=(*own.pages, *nextn.pages)))
-        self.plan = evolve(self.plan, spec=self.spec)
-        return super()._load(overlay)
+    def __init__(self, path, *hooks):
+        super().__init__(path, *hooks, nextn=True)
 
     def batch(self, phase, seq, tokens, parents=None):
         rows = self._rows(seq, tokens, parents=parents, wanted=range(len(tokens)))
         return make_batch(phase, [rows], axes=3)
+
+    def commit_rows(self, batch, path):
+        commit = Commit(torch.tensor([path], dtype=torch.int32), torch.tensor([len(path)]))
+        self.backend.commit(batch, commit)
+        self.backend.commit_nextn(batch, commit)
 
 
 @pytest.fixture(params=["qwen35", "qwen35moe", "own head, norm of the trunk"])
@@ -110,14 +110,14 @@ def test_chunks_a_tree_and_its_commit_leave_the_pages_of_a_whole_run(case):
     came = torch.stack([final[parent] if parent >= 0 else last[0] for parent in parents])
     path = [0, 2, 4]
     got.append(nextn.logits(nextn.trunk(batch, came))[path])
-    rig.backend.commit(batch, Commit(torch.tensor([path], dtype=torch.int32), torch.tensor([3])))
+    rig.commit_rows(batch, path)
     rig.blocks.advance(seq, [tokens[row] for row in path])
     last = final[4:5]
     for token in ids[53:].tolist():
         batch = rig.batch("held", seq, [token])
         final = rig.backend.forward(batch).final
         got.append(nextn.logits(nextn.trunk(batch, last)))
-        rig.backend.commit(batch, Commit(torch.tensor([[0]], dtype=torch.int32), torch.tensor([1])))
+        rig.commit_rows(batch, [0])
         rig.blocks.advance(seq, [token])
         last = final
     assert_close(torch.cat(got), want)

@@ -73,9 +73,14 @@ def test_state_of_a_sequence(header, name, per_token, per_sequence, per_held_row
 
 @pytest.mark.parametrize(("name", "per_token"), [("qwen3.5-27b-mtp", 4_096), ("qwen3.5-35b-a3b-mtp", 2_048)])
 def test_state_of_the_mtp_block(header, name, per_token):
-    spec = describe(header(name), CacheOptions(0))
+    found = header(name)
+    spec = describe(found, CacheOptions(0))
     assert token_bytes(spec.nextn_layout, StateSizes(32, {}, 1, 1)) == per_token
     assert not spec.nextn_layout.slots
+    block = f"blk.{spec.num_layers}."
+    own = [one for one in found.tensors.values() if one.name.startswith(block)]
+    assert spec.nextn_size.num_bytes == sum(one.num_bytes for one in own) > 0
+    assert spec.nextn_size.parameters == sum(one.num_weights for one in own)
     assert spec.num_layers == {"qwen3.5-27b-mtp": 64, "qwen3.5-35b-a3b-mtp": 40}[name]
 
 
@@ -102,7 +107,8 @@ def test_the_plan_counts_every_byte_of_state(header, name):
     plan = make_plan(load_options(registry, asked, {}, ()), found, registry, [DEVICE])
     spec, sizes = plan.models[0].spec, state_sizes(plan)
     claims = {claim.kind: claim.num_bytes for claim in plan.claims if claim.device == "cpu"}
-    assert claims["weights"] == spec.weight_bytes
+    left = spec.nextn_size.num_bytes if spec.nextn_size else 0  # without a drafter that runs the block
+    assert claims["weights"] == spec.weight_bytes - left
     tokens = sizes.num_blocks["target/full"] * sizes.block_tokens
     slot = slot_bytes(spec.layout, sizes) + log_bytes(spec.layout, sizes)
     assert claims["state"] == tokens * token_bytes(spec.layout, sizes) + sizes.num_slots * slot
