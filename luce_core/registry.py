@@ -43,6 +43,10 @@ FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 KIND_WORDS = {"arch": "architecture", "ops": "op layer", "quant": "block format", "model": "model"}
 DISTRIBUTIONS = {"arch": "luce-arch-{}", "device": "luce-backend-{}"}
 """The naming scheme of packages, by kind; every other kind is `luce-{}`."""
+ELSEWHERE = dict.fromkeys(
+    ("device.cuda", "ops.triton", "ops.triton-portable", "executor.cuda-graphs"), "luce-backend-triton"
+)
+"""What is in a package of another name."""
 FAMILIES = {
     "bailingmoe3": "bailing",
     "clip.qwen3vl_merger": "qwen35",
@@ -281,6 +285,7 @@ class Registry:
             return f"{subject} was not found by its plugin; `luce-core devices` lists what there is."
         named = FAMILIES.get(family, family) if kind == "arch" else family
         package = DISTRIBUTIONS.get(kind, "luce-{}").format(named.lower().replace("_", "-"))
+        package = ELSEWHERE.get(f"{kind}.{family}", package)
         return (
             f"No installed plugin provides {subject}. By the naming scheme it comes with: pip install "
             f"{package} (the package lists '{kind}.{family}' in entry-point group 'luce_core.provides')."

@@ -98,7 +98,7 @@ def test_a_device_is_chosen_by_id_or_by_kind(plan, wanted, got):
 def test_a_device_that_is_not_there_says_what_to_install(plan):
     (problem,) = fails(plan, device="cuda:0")
     assert "Device 'cuda:0' is not there" in problem.message
-    assert "pip install luce-backend-cuda" in problem.message
+    assert "pip install luce-backend-triton" in problem.message
     assert problem.fix == "Choose one of cpu, or --device auto."
 
 
