@@ -52,8 +52,8 @@ def stored_words(spec: ModelSpec) -> list[str]:
     num_bytes = sum(size.num_bytes for size in spec.stored.values())
     tables = "one table" if len(spec.stored) == 1 else f"{len(spec.stored)} tables"
     return [
-        f"{parameters / 1e6:,.1f} M parameters more in {tables} stay in the file, {show_size(num_bytes)}, and "
-        "are read by row."
+        f"{parameters / 1e6:,.1f} M parameters more in {tables} stay in the file, {show_size(num_bytes)}, "
+        "and are read by row."
     ]
 
 

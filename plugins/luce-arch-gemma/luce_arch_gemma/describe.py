@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from luce_arch_gemma.params import ExpertParams, GemmaParams, LayerParams, read_params
+from luce_arch_gemma.params import GemmaParams, LayerParams, read_params
 from luce_core.contracts import CacheOptions, Group, ModelSpec, Pages, StateLayout
 from luce_core.gguf import GgufHeader
 from luce_core.model.metadata import (
+    ExpertParams,
     WeightTotals,
     check_ends,
     check_tensors,

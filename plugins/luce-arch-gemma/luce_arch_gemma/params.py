@@ -15,9 +15,11 @@ from luce_core.gguf import GgufHeader
 from luce_core.model.metadata import (
     MAX_WIDTH,
     DecoderParams,
+    ExpertParams,
     RopeParams,
     bad_key,
     read_decoder,
+    read_experts,
     read_window_rope,
 )
 
@@ -50,15 +52,6 @@ class LayerParams:
 
 
 @frozen
-class ExpertParams:
-    """The mixture beside each layer's dense MLP (Gemma 4 26B-A4B)."""
-
-    count: int
-    used: int
-    ffn: int
-
-
-@frozen
 class GemmaParams:
     """What `describe` leaves for `build`."""
 
@@ -77,6 +70,7 @@ class GemmaParams:
     per_layer_width: int
     """Of the per-layer input of E models; 0: none."""
     experts: ExpertParams | None
+    """The mixture beside each layer's dense MLP (Gemma 4 26B-A4B)."""
     layers: tuple[LayerParams, ...]
 
     @property
@@ -243,11 +237,4 @@ def _value_matrices(header: GgufHeader, local: Sequence[bool], sources: Sequence
 
 
 def _experts(header: GgufHeader) -> ExpertParams | None:
-    count = header.uint("{a}.expert_count", 0, high=MAX_WIDTH)
-    if count == 0:
-        return None
-    return ExpertParams(
-        count=count,
-        used=header.uint("{a}.expert_used_count", low=1, high=count),
-        ffn=header.uint("{a}.expert_feed_forward_length", low=1, high=MAX_WIDTH),
-    )
+    return read_experts(header) if header.uint("{a}.expert_count", 0) else None

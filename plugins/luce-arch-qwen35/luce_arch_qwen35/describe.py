@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from luce_arch_qwen35.params import BlockParams, DeltaParams, ExpertParams, HybridParams, read_params
+from luce_arch_qwen35.params import BlockParams, DeltaParams, HybridParams, MixtureParams, read_params
 from luce_core.contracts import CacheOptions, Field, Group, ModelSpec, Slot, StateLayout, StoredSize
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import GgufHeader
@@ -15,6 +15,7 @@ from luce_core.model.metadata import (
     WeightTotals,
     check_ends,
     check_tensors,
+    expert_shapes,
     kv_pages,
     mlp_shapes,
     model_spec,
@@ -153,11 +154,8 @@ def _check_delta(header: GgufHeader, blk: str, width: int, delta: DeltaParams) -
     header.tensor(f"{blk}ssm_dt.bias", (heads,))
 
 
-def _check_experts(header: GgufHeader, blk: str, width: int, experts: ExpertParams) -> None:
-    stacks = mlp_shapes(width, experts.ffn, "_exps", experts.count)
-    if f"{blk}ffn_gate_up_exps.weight" in header.tensors:
-        del stacks["ffn_gate_exps"], stacks["ffn_up_exps"]
-        stacks["ffn_gate_up_exps"] = (experts.count, 2 * experts.ffn, width)
+def _check_experts(header: GgufHeader, blk: str, width: int, experts: MixtureParams) -> None:
+    stacks = expert_shapes(header, blk, width, experts)
     shared = mlp_shapes(width, experts.shared_ffn, "_shexp")
     check_tensors(header, {"ffn_gate_inp": (experts.count, width), **stacks, **shared}, blk)
     gate = f"{blk}ffn_gate_inp_shexp.weight"

@@ -8,11 +8,17 @@ from __future__ import annotations
 from attrs import frozen
 
 from luce_core.gguf import GgufHeader
-from luce_core.model.metadata import MAX_WIDTH, RopeParams, bad_key, read_decoder
+from luce_core.model.metadata import (
+    MAX_WIDTH,
+    ExpertParams,
+    RopeParams,
+    bad_key,
+    read_decoder,
+    read_experts,
+)
 
 MOE = "qwen35moe"
 MAX_KERNEL = 64
-MAX_EXPERTS = 1 << 16
 KV_HEADS = "{a}.attention.head_count_kv"
 
 
@@ -37,10 +43,9 @@ class DeltaParams:
 
 
 @frozen
-class ExpertParams:
-    count: int
-    used: int
-    ffn: int
+class MixtureParams(ExpertParams):
+    """Routed experts, and one that every token takes."""
+
     shared_ffn: int
 
 
@@ -72,7 +77,7 @@ class HybridParams:
     nextn: tuple[BlockParams, ...]
     """MTP blocks, behind the trunk: always full attention."""
     delta: DeltaParams
-    experts: ExpertParams | None
+    experts: MixtureParams | None
 
 
 def read_params(header: GgufHeader) -> HybridParams:
@@ -157,15 +162,11 @@ def _delta(header: GgufHeader) -> DeltaParams:
     )
 
 
-def _experts(header: GgufHeader) -> ExpertParams | None:
+def _experts(header: GgufHeader) -> MixtureParams | None:
     if header.arch != MOE:
         if count := header.uint("{a}.expert_count", 0):
             raise bad_key(header, "{a}.expert_count", f"is {count}", f"0, or the architecture {MOE!r}")
         return None
-    count = header.uint("{a}.expert_count", low=1, high=MAX_EXPERTS)
-    return ExpertParams(
-        count=count,
-        used=header.uint("{a}.expert_used_count", low=1, high=count),
-        ffn=header.uint("{a}.expert_feed_forward_length", low=1, high=MAX_WIDTH),
-        shared_ffn=header.uint("{a}.expert_shared_feed_forward_length", low=1, high=MAX_WIDTH),
-    )
+    routed = read_experts(header)
+    shared_ffn = header.uint("{a}.expert_shared_feed_forward_length", low=1, high=MAX_WIDTH)
+    return MixtureParams(routed.count, routed.used, routed.ffn, shared_ffn)
