@@ -21,6 +21,12 @@ from luce_core.contracts import EncoderContext, Linear, LoadedModel, Media, Mode
 from luce_core.errors import PluginError
 
 THETA = 10000.0
+PIECE_FLOPS = {"cpu": 8e9}
+"""Of one piece of work, by kind of device: 50 ms of an engine's turn where a processor does 150 GFLOP/s. Much
+smaller pieces take longer in all: kernels on packed weights unpack them for every call.
+"""
+OTHER_FLOPS = 1e12
+LEAST_ROWS = 16
 
 Work = Generator[None, None, Tensor]
 """Stops where other requests may go on; returns the result."""
@@ -65,6 +71,7 @@ class VisionTower:
         self.last_norm = _norm(weights, "v.post_ln", params.eps)
         self.merge_in, self.merge_out = weights.linear("mm.0"), weights.linear("mm.2")
         device = self.patch.device
+        self.piece_flops = PIECE_FLOPS.get(device.type, OTHER_FLOPS)
         self.mean = torch.tensor(params.mean, device=device)
         self.std = torch.tensor(params.std, device=device)
         quarter = params.hidden // params.heads // 4
@@ -114,24 +121,39 @@ class VisionTower:
         assert out is not None
         return out
 
+    def _rows(self, numbers: int, most: int = BLOCK_ROWS) -> int:
+        """How many rows a piece of work has, with `numbers` multiplications for each."""
+        return max(1, min(most, BLOCK_ROWS, max(LEAST_ROWS, int(self.piece_flops / (2 * numbers)))))
+
     # --- blocks
 
     def _attend(self, x: Tensor, block: Block, cos: Tensor, sin: Tensor) -> Work:
-        count, heads = x.shape[0], self.params.heads
-        q, k, v = self.ops.linear(block.attn_norm(x), block.qkv).view(count, 3, heads, -1).unbind(1)
-        q, k = _turned(q, cos, sin).transpose(0, 1), _turned(k, cos, sin).transpose(0, 1)
-        v = v.transpose(0, 1)
-        rows = max(1, SCORE_BYTES // (4 * heads * count))
-        out = torch.empty_like(x)
-        for at in range(0, count, rows):
-            y = F.scaled_dot_product_attention(q[None, :, at : at + rows], k[None], v[None])
-            out[at : at + rows] = y[0].transpose(0, 1).reshape(-1, x.shape[1])
+        count, width, heads = *x.shape, self.params.heads
+        qkv = x.new_empty(3, heads, count, width // heads)
+        step = self._rows(3 * width * width)
+        for at in range(0, count, step):
+            here = slice(at, at + step)
+            q, k, v = (
+                self.ops.linear(block.attn_norm(x[here]), block.qkv)
+                .view(-1, 3, heads, width // heads)
+                .unbind(1)
+            )
+            turned = (_turned(q, cos[here], sin[here]), _turned(k, cos[here], sin[here]), v)
+            for which, part in enumerate(turned):
+                qkv[which, :, here] = part.transpose(0, 1)
             yield
-        return x.add_(self.ops.linear(out, block.output))
+        step = self._rows(2 * count * width, most=SCORE_BYTES // (4 * heads * count))
+        q, k, v = qkv[:, None]
+        for at in range(0, count, step):
+            y = F.scaled_dot_product_attention(q[:, :, at : at + step], k, v)
+            x[at : at + step] += self.ops.linear(y[0].transpose(0, 1).reshape(-1, width), block.output)
+            yield
+        return x
 
     def _mlp(self, x: Tensor, block: Block) -> Work:
-        for at in range(0, x.shape[0], BLOCK_ROWS):
-            rows = x[at : at + BLOCK_ROWS]
+        step = self._rows(2 * x.shape[1] * self.params.ffn)
+        for at in range(0, x.shape[0], step):
+            rows = x[at : at + step]
             inner = self.ops.act(self.ops.linear(block.ffn_norm(rows), block.up), "gelu_tanh")
             rows.add_(self.ops.linear(inner, block.down))
             yield
@@ -139,10 +161,12 @@ class VisionTower:
 
     def _merged(self, x: Tensor) -> Work:
         """Patches of a square side by side, through the merger -> f32[rows, E]."""
-        step = self.params.merge**2
+        square, merged = self.params.merge**2, self.params.merged
+        numbers = merged * (merged + self.params.out) // square
+        step = max(square, self._rows(numbers) // square * square)
         parts = []
-        for at in range(0, x.shape[0], BLOCK_ROWS // step * step or step):
-            rows = self.last_norm(x[at : at + (BLOCK_ROWS // step * step or step)])
+        for at in range(0, x.shape[0], step):
+            rows = self.last_norm(x[at : at + step])
             inner = self.ops.act(self.ops.linear(rows.reshape(-1, self.params.merged), self.merge_in), "gelu")
             parts.append(self.ops.linear(inner, self.merge_out))
             yield
