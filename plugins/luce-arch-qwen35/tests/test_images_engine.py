@@ -7,14 +7,19 @@ import pytest
 import torch
 from luce_arch_qwen35.images import ImageProcessor
 
+from luce_core.contracts import Commit
+from luce_core.engine.media import SequenceMedia
 from luce_core.errors import ModelFormatError
 from luce_core.media import place
+from luce_core.model.batch import make_batch
 from luce_core.plan_media import media_processor
 from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.gguf_factory import write_gguf
 from luce_core.testing.pipeline import TOY_HOOKS, EngineRig, make_pipeline, make_test_plan, registry_of
+from luce_core.testing.rig import ModelRig
 
 from .hugging_face import metadata_of, tensors_of
+from .test_vision import encoder_of, rows_of
 from .vision import files_of, picture, projector, seeing_model, vocabulary, whole_logits
 
 HOOKS = "luce_arch_qwen35.hooks"
@@ -291,3 +296,32 @@ def test_the_plan_has_the_encoder_and_what_it_takes(files):
     assert {c.owner: c.num_bytes for c in larger.claims}["images through mmproj"] > claims[
         "images through mmproj"
     ]
+
+
+def test_forks_behind_an_image_go_their_own_ways(files):
+    """Two sequences share a prompt with an image and are continued with different tokens, in turn."""
+    placed = prompt_of(engine_of(files), files, 10, A, 12)
+    media = SequenceMedia(placed.media, len(placed.ids), 3)
+    rig = ModelRig(files.text, HOOKS)
+    (span,) = placed.media
+    media.put(0, rows_of(encoder_of((files.text, files.projector)), span.media))
+    first = rig.open()
+    rig.blocks.reserve(first, len(placed.ids))
+    places, rows = media.positions(0, len(placed.ids)), media.rows(0, len(placed.ids))
+    batch = make_batch("prefill", [rig._rows(first, placed.ids, positions=places, embeds=rows)], axes=3)
+    rig.backend.forward(batch)
+    rig.blocks.advance(first, placed.keys)
+    texts = {first: [5, 6, 7], rig.blocks.fork(first): [8, 9, 10]}
+    for step in range(3):
+        for seq, tokens in texts.items():
+            length = rig.blocks.length(seq)
+            places = media.held_positions(length, [-1])
+            held = make_batch("held", [rig._rows(seq, [tokens[step]], positions=places)], axes=3)
+            logits = rig.backend.forward(held).logits[0]
+            rig.backend.commit(
+                held, Commit(torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32))
+            )
+            rig.blocks.advance(seq, [tokens[step]])
+            want = whole_logits(files.model, [*placed.ids, *tokens[: step + 1]], [A])[-1]
+            assert float((logits - want).abs().max()) <= 1e-4 * float(want.abs().max())
+    rig.close_all(list(texts))
