@@ -167,12 +167,16 @@ class Workspace:
         self.device = device
         self.sums = torch.empty(1 << 20, device=device)
         self.arrived = torch.zeros(1 << 14, dtype=torch.int32, device=device)
+        self._outgrown: list[Tensor] = []
+        """Captured graphs still write to them."""
 
     def take(self, count: int, blocks: int) -> tuple[int, int]:
         """Pointers to f32[count] and to `blocks` zeroed counters."""
         if self.sums.numel() < count:
+            self._outgrown.append(self.sums)
             self.sums = torch.empty(count, device=self.device)
         if self.arrived.numel() < blocks:
+            self._outgrown.append(self.arrived)
             self.arrived = torch.zeros(blocks, dtype=torch.int32, device=self.device)
         return self.sums.data_ptr(), self.arrived.data_ptr()
 

@@ -82,12 +82,12 @@ def prepare(
     out16, out32, out8: views of the same u8[blocks, m, 576]. OVERLAP: what follows may fetch its weights
     already; what came before is waited for.
     """
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     row, block = tl.program_id(0), tl.program_id(1)
     x += row.to(tl.int64) * ldx
     up += row.to(tl.int64) * ldx
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     inverse = 1.0
     if NORM:
         inverse = root_mean(x, k, eps, CHUNK)

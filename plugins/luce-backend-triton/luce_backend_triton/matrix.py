@@ -65,18 +65,19 @@ class Matrix:
         return self.records, self.records.view(torch.float16), codebook(self.format, self.records.device)
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Dense:
     """A matrix kept as floats: F32, F16, BF16, and formats without a record."""
 
     weight: Tensor
+    """May become a part of a group's."""
 
 
 @frozen(eq=False)
 class Part:
     """Neighbouring members of a group that are one matrix."""
 
-    matrix: Matrix
+    matrix: Matrix | Dense
     members: tuple[Linear, ...]
     bias: Tensor | None
 
@@ -146,22 +147,35 @@ def _plain(raw: RawLinear, device: torch.device) -> Tensor:
 
 def pack_members(members: tuple[Linear, ...]) -> Group | None:
     """Neighbours of one format side by side in one matrix; the members' own become parts of it."""
-    if not all(isinstance(member.packed, Matrix) and member.scale is None for member in members):
+    if any(member.scale is not None for member in members):
         return None
     parts: list[list[Linear]] = []
     for member in members:
-        if parts and parts[-1][-1].format == member.format and parts[-1][-1].out_features % TILE_ROWS == 0:
+        if parts and _joins(parts[-1][-1], member):
             parts[-1].append(member)
         else:
             parts.append([member])
     return Group(tuple(_part(part) for part in parts))
 
 
+def _joins(one: Linear, other: Linear) -> bool:
+    """Whether rows of the other may follow those of the one."""
+    a, b = one.packed, other.packed
+    if isinstance(a, Dense) or isinstance(b, Dense):
+        return isinstance(a, Dense) and isinstance(b, Dense) and a.weight.dtype == b.weight.dtype
+    return one.format == other.format and one.out_features % TILE_ROWS == 0
+
+
 def _part(members: list[Linear]) -> Part:
     first = members[0].packed
     rows = sum(member.out_features for member in members)
     matrix = first
-    if len(members) > 1:
+    if len(members) > 1 and isinstance(first, Dense):
+        matrix = Dense(torch.cat([member.packed.weight for member in members]))
+        parts = matrix.weight.split([member.out_features for member in members])
+        for member, part in zip(members, parts, strict=True):
+            member.packed.weight = part
+    elif len(members) > 1:
         joined = torch.cat([member.packed.records for member in members])
         matrix = Matrix(first.name, first.format, rows, first.cols, joined)
         at = 0

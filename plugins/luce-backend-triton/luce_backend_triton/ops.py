@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luce_backend_triton import measure, product
+from luce_backend_triton.few_floats import Behind
 from luce_backend_triton.matrix import Dense, Group, Matrix, pack_matrix, pack_members
 from luce_backend_triton.product import ACTS, Rows
 from luce_core.contracts import Clamp, Linear, LinearGroup, Norm, RawLinear
@@ -51,23 +52,29 @@ class Layer:
         return self._one(ops, _rows(flat), w).view(*x.shape[:-1], w.out_features)
 
     def _one(self, ops: Any, rows: Rows, w: Linear, residual: Tensor | None = None) -> Tensor:
-        packed = w.packed
+        return self._product(ops, rows, w.packed, Behind(w.scale, w.bias, residual))
+
+    def _product(self, ops: Any, rows: Rows, packed: Matrix | Dense, behind: Behind) -> Tensor:
         if isinstance(packed, Matrix):
-            return product.product(packed, rows, self.cuda, scale=w.scale, bias=w.bias, residual=residual)
+            return product.product(packed, rows, self.cuda, behind)
+        if self.cuda:
+            y = product.on_floats(packed, rows, behind)
+            if y is not None:
+                return y
         x = _plain(ops, rows)
         y = F.linear(x.to(packed.weight.dtype), packed.weight).float()
-        if w.scale is not None:
-            y = y * w.scale
-        if w.bias is not None:
-            y = y + w.bias
-        return y if residual is None else y + residual
+        if behind.scale is not None:
+            y = y * behind.scale
+        if behind.bias is not None:
+            y = y + behind.bias
+        return y if behind.residual is None else y + behind.residual
 
     def _all(self, ops: Any, rows: Rows, group: LinearGroup) -> tuple[Tensor, ...]:
         if not isinstance(group.packed, Group):
             return tuple(self._one(ops, rows, member) for member in group.members)
         found: list[Tensor] = []
         for part in group.packed.parts:
-            y = product.product(part.matrix, rows, self.cuda, bias=part.bias)
+            y = self._product(ops, rows, part.matrix, Behind(bias=part.bias))
             found += y.split([member.out_features for member in part.members], 1)
         return tuple(found)
 

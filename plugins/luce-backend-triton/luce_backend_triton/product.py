@@ -9,19 +9,21 @@ import triton
 from attrs import define, field
 from torch import Tensor
 
-from luce_backend_triton import few_rows, kernels, shapes
+from luce_backend_triton import few_floats, few_rows, kernels, shapes
+from luce_backend_triton.few_floats import Behind, Given
 from luce_backend_triton.few_rows import X_BYTES, Kind
 from luce_backend_triton.formats import RECORD_COLS, blocks_of
-from luce_backend_triton.matrix import Matrix
+from luce_backend_triton.matrix import Dense, Matrix
 from luce_core.contracts import Clamp, Norm
 
-CHUNK = 1024
-"""Columns a program of a row kernel reads at a time."""
+CHUNK, WIDEST = 1024, 8192
+"""Columns a program of a row kernel reads at a time; of one that has to wait for them: all, up to WIDEST."""
 PORTABLE_LIMIT = 64
 """Most rows the Triton product takes; more go through dense weights."""
 SCRATCH_BYTES = 512 << 20
 """Of dense f16 weights that are made at a time."""
 ACTS = ("silu", "gelu", "gelu_tanh", "relu")
+NOTHING = Behind()
 
 
 @cache
@@ -57,6 +59,14 @@ class Rows:
         limit = self.clamp.limit if self.clamp else 0.0
         return (x, up, weight), self.norm.eps if self.norm else 0.0, limit, constants
 
+    def given(self) -> Given | None:
+        """For the kernel that makes x ready itself; None: it cannot."""
+        if self.clamp is not None:
+            return None
+        weight, eps = (None, 0.0) if self.norm is None else (self.norm.weight, self.norm.eps)
+        given = Given(self.x, self.up, weight, eps, self.act)
+        return given if given.readable() else None
+
     def few(self, kind: Kind) -> Tensor:
         """As csrc/gemv.cu or csrc/mma.cu wants it."""
         if kind not in self._few:
@@ -66,9 +76,11 @@ class Rows:
             out = torch.empty(blocks, m, X_BYTES, dtype=torch.uint8, device=x.device)
             views = (out.view(torch.float16), out.view(torch.float32), out.view(torch.int8))
             overlap = x.is_cuda and overlaps(x.device)
+            if self.norm is not None:
+                constants["CHUNK"] = min(WIDEST, triton.next_power_of_2(k))
             kernels.prepare[(m, blocks)](
                 x, up, weight, *views, m, k, x.stride(0), eps, limit, MMA=kind == "mma", OVERLAP=overlap,
-                num_warps=4, launch_pdl=overlap, **constants,
+                num_warps=4 if k <= 2048 else 8, launch_pdl=overlap, **constants,
             )  # fmt: skip
             self._few[kind] = out
         return self._few[kind]
@@ -88,18 +100,11 @@ class Rows:
         return self._dense
 
 
-def product(
-    matrix: Matrix,
-    rows: Rows,
-    cuda: bool,
-    *,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
+def product(matrix: Matrix, rows: Rows, cuda: bool, behind: Behind = NOTHING) -> Tensor:
     """-> f32[m, matrix.rows] = rows Wᵀ · scale + bias + residual. cuda: CUDA C++ may be used."""
     m = rows.x.shape[0]
     device = matrix.records.device
+    scale, bias, residual = behind.scale, behind.bias, behind.residual
     if cuda and device.type == "cuda" and m <= shapes.MMA_LIMIT:
         found = shapes.choose(
             matrix.fmt, m, matrix.records.shape[0], matrix.blocks, shapes.room_of(device.index or 0)
@@ -122,6 +127,16 @@ def product(
     if residual is not None:
         y += residual
     return y
+
+
+def on_floats(dense: Dense, rows: Rows, behind: Behind) -> Tensor | None:
+    """The same with floats; None: more rows than the kernel takes, or nothing it can read."""
+    m, weight = rows.x.shape[0], dense.weight
+    given = rows.given() if weight.is_cuda and m <= few_floats.MOST_ROWS else None
+    if given is None:
+        return None
+    y = torch.empty(m, weight.shape[0], device=weight.device)
+    return y if few_floats.launch(weight, given, y, behind) else None
 
 
 def _portable(

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from luce_backend_triton import few_rows, nvrtc, shapes
+from luce_backend_triton import few_floats, few_rows, nvrtc, shapes
 from luce_backend_triton.few_rows import Shape
 from luce_backend_triton.formats import FORMATS
 from luce_backend_triton.shapes import Room
@@ -43,17 +43,23 @@ def test_triton_kernels_compile(tmp_path):
     ],
 )
 def test_cuda_kernels_compile(tmp_path, arch, name, shape):
-    defined = few_rows.defines(FORMATS[name], shape)
-    source = "".join((nvrtc.SOURCES / part).read_text() for part in ("common.cuh", f"{shape.kind}.cu"))
+    compiles(tmp_path, shape.kind, arch, few_rows.defines(FORMATS[name], shape))
+
+
+@pytest.mark.parametrize(("arch", "kind", "rows", "cols"), [("sm_75", 2, 1, 1024), ("sm_90", 0, 2, 17408)])
+def test_the_kernel_for_floats_compiles(tmp_path, arch, kind, rows, cols):
+    compiles(tmp_path, "dense", arch, few_floats.defines_of(kind, rows, cols))
+
+
+def compiles(tmp_path, name, arch, defined):
+    source = "".join((nvrtc.SOURCES / part).read_text() for part in ("common.cuh", f"{name}.cu"))
     if nvrtc.nvrtc() is not None:
-        assert nvrtc.compile_cuda(source, shape.kind, arch, defined)
+        assert nvrtc.compile_cuda(source, name, arch, defined)
         return
     if NVCC is None:
         pytest.skip("neither NVRTC nor nvcc is here to compile CUDA C++ with")
     unit = tmp_path / "unit.cu"
-    unit.write_text(
-        "".join((nvrtc.SOURCES / part).read_text() for part in ("common.cuh", f"{shape.kind}.cu"))
-    )
+    unit.write_text(source)
     flags = [f"-D{key}={value}" for key, value in defined.items()]
     command = [
         NVCC,

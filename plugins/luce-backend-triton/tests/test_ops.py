@@ -71,6 +71,36 @@ def test_any_number_of_rows(device, layer, blocks, dequantized, rows):
     close(got - residual, x.double() @ theirs.packed.double().T)
 
 
+WIDTHS = (256, 1536, 3584) if torch.cuda.is_available() else (384,)
+
+
+@pytest.mark.parametrize("cols", WIDTHS)
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "BF16", "F16", "F32"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_one_and_two_rows_of_any_width(device, layer, blocks, dequantized, name, rows, cols):
+    """Where there is CUDA C++, x is made ready in the launch of the product."""
+    if name == "Q4_K" and cols % 256:
+        cols = 512
+    pairs = [pair(device, layer, blocks, dequantized, name, out, cols, out, bias=True) for out in (528, 40)]
+    members = tuple(one for one, _ in pairs)
+    mine = LinearGroup(members, layer.pack_group(None, members))
+    theirs = LinearGroup(tuple(other for _, other in pairs))
+    norm, x = Norm(rand(device, cols, seed=1).abs(), 1e-5), 3 * rand(device, rows, cols)
+    bits = 2**-7 if name == "BF16" and layer is not ops.CUDA else BITS  # torch rounds x to bf16 too
+    want = REFERENCE["norm_linear"](build_ops(), x, norm, theirs)
+    for got, wanted in zip(layer.norm_linear(names(layer), x, norm, mine), want, strict=True):
+        close(got, wanted, bits)
+    residual = rand(device, rows, 528, seed=2)
+    got = layer.linear_out(names(layer), x, members[0], residual)
+    close(got - residual, REFERENCE["linear"](None, x, theirs.members[0]), bits)
+    both = rand(device, rows, 2 * cols, seed=3)
+    gate, up = both.split(cols, 1)
+    for act in ("silu", "gelu_tanh"):
+        got = layer._out(names(layer), Rows(gate, None, up, act), members[1], None, None, 1.0)
+        ready = REFERENCE["act_mul"](build_ops(), gate, up, act)
+        close(got, REFERENCE["linear"](None, ready, theirs.members[1]), bits)
+
+
 def test_rows_of_very_different_size_keep_their_precision(device, layer, blocks, dequantized):
     mine, theirs = pair(device, layer, blocks, dequantized, "Q8_0", 32, 320)
     x = rand(device, 6, 320) * torch.tensor([1e-6, 1e6, 1.0, 1e4, 0.0, 1e-3], device=device)[:, None]

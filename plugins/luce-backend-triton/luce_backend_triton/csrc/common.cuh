@@ -109,14 +109,21 @@ __device__ __forceinline__ void look_up(u32 word, u32& first, u32& second) {
 //
 // A unit is one record (of each tile) of one owner of rows: units 0 .. blocks - 1 are the first owner's, and so on.
 // Every worker takes the same number of them in a row, so most owners' sums come from two or three workers.
+// units · workers stays below 2^32: that is 30 billion weights in one matrix, and long division would come before the first
+// weight is asked for.
 
-__device__ __forceinline__ int first_unit(int worker, int workers, int units) { return (int)((long long)units * worker / workers); }
-__device__ __forceinline__ int worker_of(int unit, int workers, int units) { return (int)(((long long)(unit + 1) * workers - 1) / units); }
+__device__ __forceinline__ int first_unit(int worker, int workers, int units) { return (int)((u32)units * (u32)worker / (u32)workers); }
+__device__ __forceinline__ int worker_of(int unit, int workers, int units) { return (int)(((u32)(unit + 1) * (u32)workers - 1) / (u32)units); }
 
-__device__ __forceinline__ void finish(const Out& out, float v, int row, int col) {
+__device__ __forceinline__ float residual_of(const Out& out, int row, int col) {
+  return out.residual && row < out.n && col < out.m ? out.residual[(size_t)col * out.ldr + row] : 0.f;
+}
+__device__ __forceinline__ void finish_with(const Out& out, float v, float residual, int row, int col) {
   if (row >= out.n || col >= out.m) return;
   if (out.scale) v *= *out.scale;
   if (out.bias) v += out.bias[row];
-  if (out.residual) v += out.residual[(size_t)col * out.ldr + row];
-  out.y[(size_t)col * out.ldy + row] = v;
+  out.y[(size_t)col * out.ldy + row] = v + residual;
+}
+__device__ __forceinline__ void finish(const Out& out, float v, int row, int col) {
+  finish_with(out, v, residual_of(out, row, col), row, col);
 }

@@ -217,6 +217,9 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
     copy16(shared + block * X_ROWS * X_BYTES + piece * 16, x + ((size_t)block * out.m + first_row) * X_BYTES + piece * 16);
   }
   commit();
+  const int sums = num_tiles * live * 16;  // thread i finishes sum i first: its residual is asked for now
+  float residual = 0.f;
+  if (threadIdx.x < sums) residual = residual_of(out, (tile0 + threadIdx.x / (16 * live)) * 16 + threadIdx.x % 16, first_row + threadIdx.x / 16 % live);
   wait_all();
   __syncthreads();
   float total[2][X_ROWS] = {};
@@ -246,7 +249,7 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
   }
   __syncthreads();
 
-  for (int i = threadIdx.x; i < num_tiles * live * 16; i += 32 * WARPS) {
+  for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
     const int row = i % 16, n = i / 16 % live, tile = i / (16 * live), until = (tile + 1) * blocks;
     float v = 0.f;
     for (int w = worker_of(tile * blocks, WARPS, units); w < WARPS; w++) {
@@ -254,6 +257,7 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
       if (start >= until) break;
       if (start < first_unit(w + 1, WARPS, units)) v += partial[(w * room + tile - start / blocks) * (16 * X_ROWS) + n * 16 + row];
     }
-    finish(out, v, (tile0 + tile) * 16 + row, first_row + n);
+    if (i == threadIdx.x) finish_with(out, v, residual, (tile0 + tile) * 16 + row, first_row + n);
+    else finish(out, v, (tile0 + tile) * 16 + row, first_row + n);
   }
 }

@@ -1,0 +1,285 @@
+"""A whole model on one CUDA device: correctness, prompt and answer speed, and where the time of a step goes.
+
+    python benchmarks/triton/decode.py [--model qwen3.5-27b:q4_k_m ...] [--depths 0,4096] [--rows 1,16,24]
+                                       [--held 16,24] [--prefill 2048] [--check] [--profile]
+
+Weights are random, in the exact sizes of the model (`luce_core.synth`), written to --folder and kept
+there. --check: logits and greedy tokens of Qwen3.5-0.8B in Q8_0 beside the f32 reference ops on the same
+device. `engine` figures are those of `LuceEngine` stepped without a pause: scheduling, sampling and
+events included. `device` is one replay of the step's CUDA graph, by the device's own clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from luce_core.contracts import GenerationRequest, SamplingParams, Step, Tokens
+from luce_core.engine.engine import LuceEngine
+from luce_core.model.batch import RowSet
+from luce_core.synth import write
+from luce_core.synth.known import find
+from luce_core.testing.drafters import ScriptedDrafter
+from luce_core.testing.pipeline import make_pipeline, registry_of
+from luce_core.testing.rig import ModelRig
+
+HOOKS = ("luce_arch_qwen35.hooks", "luce_backend_triton.hooks")
+DEVICE = "cuda:0"
+ANSWER = 128
+WARM = 16
+"""Tokens of an answer before the clock starts: kernels compile, graphs are captured."""
+
+
+def model_file(folder: Path, name: str) -> Path:
+    """GEOMETRY:QUANT as a file, written once."""
+    geometry, _, quant = name.partition(":")
+    path = folder / f"{geometry}-{quant}.gguf"
+    if not path.exists():
+        start = time.perf_counter()
+        write(find(registry_of(HOOKS[0]), geometry), quant, path)
+        print(
+            f"{path.name}: {path.stat().st_size / 1e9:.2f} GB written in {time.perf_counter() - start:.0f} s"
+        )
+    return path
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(100, 50_000, (length,), generator=generator).tolist()
+
+
+# --- correctness
+
+
+def check(folder: Path, name: str) -> None:
+    """Against the f32 reference ops, on the same device."""
+    path = model_file(folder, name)
+    text = prompt(90)
+    found = {}
+    for layers in ((), ("triton",)):
+        rig = ModelRig(path, *HOOKS, layers=layers, device=DEVICE, cache_type="f16", block_tokens=16)
+        seq = rig.open()
+        first = rig.prefill({seq: text[:70]})[seq]
+        held = torch.stack([rig.decode(seq, token) for token in text[70:74]])
+        tree = rig.hold({seq: [text[74], 5, text[75], text[76]]}, {seq: [-1, 0, 0, 2]})
+        rig.commit(tree, [[0, 2, 3]])
+        after = torch.stack([rig.decode(seq, token) for token in text[77:81]])
+        found[layers] = {"prompt": first, "rows": held, "tree": tree.logits[0], "after it": after}
+        del rig
+        torch.cuda.empty_cache()
+    for part, want in found[()].items():
+        got = found["triton",][part]
+        error = float((got - want).norm() / want.norm())
+        same = float((got.argmax(-1) == want.argmax(-1)).float().mean())
+        print(f"{name}, {part}: relative error of logits {error:.1e}, the same best token in {same:.0%}")
+        assert error < 0.05, part
+    answers = [Bench(path, executor=executor).answer(text, 40) for executor in ("eager", "cuda-graphs")]
+    same = [a == b for a, b in zip(*answers, strict=True)]
+    print("graphs give the tokens of plain calls:", "all" if all(same) else f"{same.index(False)} of 40")
+
+
+# --- speed
+
+
+class Bench:
+    """One engine over one file."""
+
+    def __init__(self, path: Path, drafters: Sequence[Any] = (), **options: Any) -> None:
+        start = time.perf_counter()
+        given = {"device": DEVICE, "ctx_size": 8192, "chunk": 2048, "max_sequences": 32, **options}
+        self.pipeline = make_pipeline(path, *HOOKS, options=given, drafters=drafters)
+        self.engine = LuceEngine(self.pipeline)
+        torch.cuda.synchronize()
+        self.load_s = time.perf_counter() - start
+        self._number = 0
+
+    def submit(self, text: list[int], count: int) -> list[tuple[float, int]]:
+        """-> (time, token) as they come."""
+        self._number += 1
+        arrived: list[tuple[float, int]] = []
+
+        def sink(event: object) -> None:
+            if isinstance(event, Tokens):
+                arrived.extend((time.perf_counter(), token) for token in event.ids)
+            elif getattr(event, "error", None):
+                raise RuntimeError(str(event))
+
+        params = SamplingParams(temperature=0.0)
+        self.engine.submit(GenerationRequest(f"r{self._number}", tuple(text), count, params), sink)
+        return arrived
+
+    def run(self) -> None:
+        while self.engine.step():
+            pass
+
+    def answer(self, text: list[int], count: int) -> list[int]:
+        arrived = self.submit(text, count)
+        self.run()
+        return [token for _, token in arrived]
+
+    def decode_s(self, depth: int, rows: int) -> float:
+        """Seconds of a step, the median."""
+        arrived = [self.submit(prompt(depth + 1, seed), ANSWER) for seed in range(rows)]
+        self.run()
+        times = [at for at, _ in arrived[-1]][WARM:]
+        steps = sorted(b - a for a, b in pairwise(times))
+        return steps[len(steps) // 2]
+
+    def prefill_s(self, rows: int) -> float:
+        """Seconds of one chunk, the best of three; nothing of it is in the cache."""
+        best = float("inf")
+        for seed in range(4):
+            self.submit(prompt(rows + 1, 1000 + seed), 1)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            self.engine.step()
+            torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - start)
+            self.run()
+        return best
+
+    def tree_s(self, rows: int) -> float:
+        """Seconds of a step of one sequence with a chain of so many held rows, by the device."""
+        blocks, executor = self.pipeline.blocks, self.engine.executor
+        seq = blocks.open(prompt(8), blocks.match([]))
+        assert blocks.reserve(seq, rows)
+        tables = {key.partition("/")[2]: table for key, table in blocks.tables(seq).items()}
+        row = RowSet(blocks.slot(seq), 0, prompt(rows), tables, parents=range(-1, rows - 1))
+        step = Step("verify", (rows,), {"rows": [row], "top": [0]})
+        for _ in range(2):
+            handle = executor.submit([step])
+            handle.outputs()
+        blocks.close(seq, handle.fence)
+        blocks.retire(handle.fence)
+        (captured,) = [one for bucket, one in self.graphs() if bucket[:2] == (1, rows)]
+        return self.device_s(captured)
+
+    def graphs(self) -> Iterator[tuple[Any, Any]]:
+        """(bucket, captured) of every step that was captured."""
+        for bucket, prepared in self.engine.executor._programs["verify"].buckets.items():
+            if hasattr(prepared.captured, "graph"):
+                yield bucket, prepared.captured
+
+    def device_s(self, captured: Any) -> float:
+        times = []
+        for _ in range(20):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            captured.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        return sorted(times)[len(times) // 2]
+
+
+def breakdown(run: Any, title: str, count: int = 5) -> None:
+    """Kernels of one run by the device's clock, and the time in which none ran."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(count):
+            run()
+        torch.cuda.synchronize()
+    spent: dict[str, list[float]] = defaultdict(list)
+    spans = []
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            spent[event.name].append(event.time_range.elapsed_us())
+            spans.append((event.time_range.start, event.time_range.end))
+    busy, last = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        busy += max(0.0, end - max(start, last))
+        last = max(last, end)
+    whole = (last - min(start for start, _ in spans)) / count
+    print(
+        f"{title}: {whole:.0f} us, some kernel runs in {busy / count:.0f} us, {len(spans) // count} launches"
+    )
+    for name, times in sorted(spent.items(), key=lambda item: -sum(item[1]))[:16]:
+        each = len(times) / count
+        print(f"  {sum(times) / count:8.1f} us  {each:6.1f} x {sum(times) / len(times):7.2f}  {name[:90]}")
+
+
+def memory(bench: Bench) -> None:
+    plan = bench.pipeline.plan
+    claims = [claim for claim in plan.claims if claim.device == DEVICE]
+    planned = sum(claim.num_bytes for claim in claims)
+    free, total = torch.cuda.mem_get_info(0)
+    print(
+        f"memory: planned {planned / 1e9:.3f} GB, used {(total - free) / 1e9:.3f}, by torch at most "
+        f"{torch.cuda.max_memory_allocated() / 1e9:.3f}, reserved {torch.cuda.memory_reserved() / 1e9:.3f}"
+    )
+    print("  " + "; ".join(f"{claim.owner} {claim.num_bytes / 1e9:.3f}" for claim in claims))
+
+
+def measure(path: Path, given: argparse.Namespace) -> None:
+    torch.cuda.reset_peak_memory_stats()
+    bench = Bench(path)
+    print(f"{path.name}: loaded in {bench.load_s:.1f} s; {torch.cuda.get_device_name(0)}", flush=True)
+    for depth in map(int, given.depths.split(",")):
+        took = bench.decode_s(depth, 1)
+        print(f"depth {depth}, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s", flush=True)
+    first = None
+    for rows in map(int, given.rows.split(",")):
+        took = bench.decode_s(0, rows)
+        first = first or took
+        each = f"{rows / took:.0f} tokens/s, {took / first:.2f} times one row's"
+        print(f"{rows} rows, engine: {took * 1e3:.3f} ms a step, {each}", flush=True)
+    for bucket, captured in bench.graphs():
+        took = bench.device_s(captured)
+        print(f"device, {bucket}: {took * 1e3:.3f} ms, {1 / took:.1f} steps/s", flush=True)
+        if given.profile and bucket[0] in (1, 16):
+            breakdown(captured.replay, f"step {bucket}")
+    if given.prefill:
+        took = bench.prefill_s(given.prefill)
+        print(
+            f"prefill {given.prefill}: {took * 1e3:.1f} ms, {given.prefill / took:.0f} tokens/s", flush=True
+        )
+        if given.profile:
+            bench.submit(prompt(given.prefill + 1, 77), 1)
+            breakdown(bench.engine.step, "prefill", 1)
+            bench.run()
+    memory(bench)
+    del bench
+    torch.cuda.empty_cache()
+    if given.held:
+        rows = [int(part) for part in given.held.split(",")]
+        bench = Bench(path, drafters=[ScriptedDrafter(nothing)], max_sequences=2, draft_nodes=max(rows))
+        times = {count: bench.tree_s(count) for count in [1, *rows]}
+        for count, took in times.items():
+            ratio = took / times[1]
+            print(f"device, {count} rows of one sequence: {took * 1e3:.3f} ms, {ratio:.2f} times one row's")
+
+
+def nothing(text: object, capacity: int) -> tuple[list[int], list[int]]:
+    """The candidates of a drafter that has none."""
+    return [], []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", nargs="*", default=["qwen3.5-27b:q4_k_m"], help="GEOMETRY:QUANT")
+    parser.add_argument("--depths", default="0,4096")
+    parser.add_argument("--rows", default="1,16,24")
+    parser.add_argument("--held", default="16,24", help="rows of one sequence that are verified at once")
+    parser.add_argument("--prefill", type=int, default=2048, help="0 leaves it out")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/luce-models"))
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    if given.check:
+        check(given.folder, "qwen3.5-0.8b:q8_0")
+    for name in given.model:
+        measure(model_file(given.folder, name), given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""One or two rows of x against a matrix of floats: csrc/dense.cu, which makes x ready itself."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+import triton
+from attrs import frozen
+from torch import Tensor
+
+from luce_backend_triton import few_rows, nvrtc
+from luce_backend_triton.few_rows import INT, POINTER
+from luce_backend_triton.shapes import room_of
+
+ACT_CODES = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+MOST_ROWS = 2
+ALIGNMENT = 4
+"""Floats of x that are read at a time: rows and their starts are multiples of it."""
+WARPS, BLOCKS = 16, 2
+"""Of a thread block; blocks per multiprocessor."""
+KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+ROWS = 4
+CHUNK = 256
+
+
+@frozen(eq=False)
+class Given:
+    """x, norm(x) or act(x) · up, not computed yet."""
+
+    x: Tensor
+    """f32[m, k], columns side by side."""
+    up: Tensor | None = None
+    """Strides as x."""
+    weight: Tensor | None = None
+    """Of the norm."""
+    eps: float = 0.0
+    act: str = ""
+
+    def readable(self) -> bool:
+        """Whether the kernels can read it: four floats at a time."""
+        parts = (self.x, *(part for part in (self.up, self.weight) if part is not None))
+        return (
+            self.x.shape[1] % ALIGNMENT == 0
+            and all(part.data_ptr() % (4 * ALIGNMENT) == 0 for part in parts)
+            and (self.x.shape[0] == 1 or self.x.stride(0) % ALIGNMENT == 0)
+        )
+
+
+class _In(ctypes.Structure):
+    """`In` of csrc/dense.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "up", "weight")),
+        *((name, ctypes.c_int) for name in ("k", "ldx", "act")),
+        ("eps", ctypes.c_float),
+    )
+
+
+@cache
+def _loaded(device: int, defines: tuple[tuple[str, int], ...]) -> nvrtc.Kernel:
+    """Compiled and loaded once."""
+    major, minor = torch.cuda.get_device_capability(device)
+    image = nvrtc.cubin("dense", f"sm_{major}{minor}", dict(defines))
+    most = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().query()  # the context exists
+        return nvrtc.Kernel(image, "dense_linear", most, overlaps=major >= 9 and few_rows.OVERLAP)
+
+
+@frozen(eq=False)
+class Behind:
+    """What comes behind the product."""
+
+    scale: Tensor | None = None
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _in(given: Given) -> _In:
+    k, ldx = given.x.shape[1], given.x.stride(0)
+    return _In(_at(given.x), _at(given.up), _at(given.weight), k, ldx, ACT_CODES[given.act], given.eps)
+
+
+def _out(y: Tensor, behind: Behind) -> few_rows._Out:
+    residual = behind.residual
+    ldr = 0 if residual is None else residual.stride(0)
+    extras = (_at(behind.scale), _at(behind.bias), _at(residual))
+    return few_rows._Out(*extras, _at(y), None, None, y.shape[0], y.shape[1], ldr, y.stride(0))
+
+
+def defines_of(kind: int, m: int, k: int) -> dict[str, int]:
+    """What csrc/dense.cu is compiled with."""
+    split = min(WARPS, triton.next_power_of_2(-(-k // (2 * CHUNK))))
+    placeholders = {"BITS": 8, "TABLE": 0, "ZERO": 0, "SCALES": 0, "RECORD": 512, "CODES": 0, "STAGES": 2}
+    return {**placeholders, "X_ROWS": m, "TILES": 1, "WARPS": WARPS, "KIND": kind, "SPLIT": split}
+
+
+def launch(weight: Tensor, given: Given, y: Tensor, behind: Behind) -> bool:
+    """y f32[m, n] = f(x) Wᵀ · scale + bias + residual, weight [n, k]. False: it cannot, nothing was done."""
+    (n, k), m = weight.shape, given.x.shape[0]
+    room = room_of(weight.device.index or 0)
+    wide = -(-k // CHUNK) * CHUNK
+    shared = 4 * m * (wide + WARPS * ROWS + WARPS)
+    kind = KINDS.get(weight.dtype)
+    if kind is None or k % 8 or not weight.is_contiguous() or weight.data_ptr() % 16:
+        return False
+    if not room.fits(shared, 1):
+        return False
+    defines = defines_of(kind, m, k)
+    teams = WARPS // defines["SPLIT"]
+    per = BLOCKS if room.fits(shared, BLOCKS) else 1
+    groups = -(-n // ROWS)
+    grid = min(room.multiprocessors * per, -(-groups // teams))
+    args = [POINTER(weight.data_ptr()), _in(given), _out(y, behind), INT(wide)]
+    stream = torch.cuda.current_stream(weight.device).cuda_stream
+    kernel = _loaded(weight.device.index or 0, tuple(defines.items()))
+    kernel.launch((grid, 1, 1), 32 * WARPS, shared, stream, args)
+    return True
+
+
+__all__ = ["Behind", "Given", "defines_of", "launch"]
