@@ -1,5 +1,6 @@
 """`luce-core synth`: what it lists, writes and refuses, and that Ctrl-C leaves nothing."""
 
+import io
 import json
 import signal
 import subprocess
@@ -7,7 +8,9 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
+from luce_core.cli import console
 from luce_core.gguf import read_header
 from luce_core.synth import QUANTS
 
@@ -104,3 +107,17 @@ def test_ctrl_c_leaves_nothing(dense, environment, tmp_path):
     running.send_signal(signal.SIGINT)
     assert running.wait(timeout=60) == 130
     assert list(target.iterdir()) == []
+
+
+def test_a_bar_is_shown_to_who_watches_and_goes_when_it_is_done(monkeypatch):
+    screen = io.StringIO()
+    watched = Console(file=screen, force_terminal=True, width=100)
+    monkeypatch.setattr(console, "errors", lambda: watched)
+    with console.byte_progress("small q8_0") as progress:
+        progress(5 << 20, 10 << 20)
+    assert "small q8_0" in screen.getvalue()
+    assert "5.2/10.5 MB" in screen.getvalue()
+
+
+def test_nothing_is_shown_to_a_pipe(luce, dense, tmp_path):
+    assert luce("synth", "dense-small", tmp_path / "m.gguf").err == ""
