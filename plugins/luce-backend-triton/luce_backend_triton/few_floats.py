@@ -101,12 +101,17 @@ def defines_of(kind: int, m: int, k: int) -> dict[str, int]:
     return {**placeholders, "X_ROWS": m, "TILES": 1, "WARPS": WARPS, "KIND": kind, "SPLIT": split}
 
 
+def shared_bytes(m: int, wide: int) -> int:
+    """Of one thread block: x in whole chunks, sums of warps, squares."""
+    return 4 * m * (wide + WARPS * ROWS + WARPS)
+
+
 def launch(weight: Tensor, given: Given, y: Tensor, behind: Behind) -> bool:
     """y f32[m, n] = f(x) Wᵀ · scale + bias + residual, weight [n, k]. False: it cannot, nothing was done."""
     (n, k), m = weight.shape, given.x.shape[0]
     room = room_of(weight.device.index or 0)
     wide = -(-k // CHUNK) * CHUNK
-    shared = 4 * m * (wide + WARPS * ROWS + WARPS)
+    shared = shared_bytes(m, wide)
     kind = KINDS.get(weight.dtype)
     if kind is None or k % 8 or not weight.is_contiguous() or weight.data_ptr() % 16:
         return False

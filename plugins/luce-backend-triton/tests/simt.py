@@ -1,0 +1,58 @@
+"""Sources of csrc on a CPU: inline assembly replaced, compiled with g++ behind simt.h, called through
+ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from luce_backend_triton import nvrtc
+
+GXX = shutil.which("g++")
+REPLACED = {
+    r"(u32 (?:sub2|mul2)\(u32 a, u32 b\)) \{.*?\}\n": r"\1 { abort(); }\n",
+    r"(u32 fma2\(u32 a, u32 b, u32 c\)) \{.*?\}\n": r"\1 { abort(); }\n",
+    r"(u32 mask_or\(u32 a, u32 b, u32 c\)) \{.*?\}[^\n]*\n": r"\1 { return (a & b) | c; }\n",
+    r"(void floats\(u32 a, float& low, float& high\)) \{\n.*?\n\}": r"\1 { low = half_as_float(a); "
+    r"high = half_as_float(a >> 16); }",
+    r"(float4 load4\(const float\* from\)) \{.*?\n\}": r"\1 { return *(const float4*)from; }",
+    r"(u32x4 stream16\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32x4*)from; }",
+    r"(int dot\(u32 codes, u32 x, int c\)) \{.*?\n\}": r"\1 { for (int i = 0; i < 32; i += 8) "
+    r"c += (int)(codes >> i & 255) * (int)(signed char)(x >> i & 255); return c; }",
+    r"(int zeros\(u32 x, int c\)) \{.*?\n\}": r"\1 { for (int i = 0; i < 32; i += 8) "
+    r"c += (int)(signed char)(NEGATED >> i & 255) * (int)(signed char)(x >> i & 255); return c; }",
+    r"extern __shared__ __align__\(16\) (\w+) (\w+)\[\];": r"\1* \2 = (\1*)block_shared;",
+}
+"""Patterns of what no C++ compiler takes, and what stands there instead."""
+
+
+def source_of(name: str) -> str:
+    """`csrc/NAME.cu` behind what belongs in front of it, as C++."""
+    source = "".join((nvrtc.SOURCES / part).read_text() for part in ("common.cuh", f"{name}.cu"))
+    for pattern, text in REPLACED.items():
+        source = re.sub(pattern, text, source, flags=re.DOTALL)
+    return source
+
+
+def build(folder: Path, name: str, function: str, defines: dict[str, int], parameters: str) -> ctypes.CDLL:
+    """A library with `launch(parameters, blocks, threads, shared bytes)`. parameters: fields of a struct, in
+    the order in which the function takes them.
+    """
+    names = [part.split()[-1].lstrip("*") for part in parameters.split(";") if part.strip()]
+    call = ", ".join(f"given->{one}" for one in names)
+    source = f'#include "{Path(__file__).parent / "simt.h"}"\n{source_of(name)}\n'
+    source += f"struct Given {{ {parameters} }};\nstatic Given* given;\n"
+    source += f"static void call() {{ {function}({call}); }}\n"
+    source += 'extern "C" void launch(Given* it, int blocks, int threads, int shared_bytes) {\n'
+    source += "  given = it, body = call;\n  run_grid(blocks, threads, shared_bytes);\n}\n"
+    unit, library = folder / f"{name}.cpp", folder / f"{name}.so"
+    unit.write_text(source)
+    flags = [f"-D{key}={value}" for key, value in defines.items()]
+    command = [str(GXX), "-O1", "-w", "-std=c++17", "-shared", "-fPIC", *flags, str(unit), "-o", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return ctypes.CDLL(str(library))

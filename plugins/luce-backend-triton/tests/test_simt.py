@@ -1,0 +1,97 @@
+"""The CUDA C++ of one and two rows, run thread by thread on the CPU, against float64."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+import torch.nn.functional as F
+from luce_backend_triton import few_floats, few_rows, formats
+from luce_backend_triton.few_rows import Shape
+
+from . import simt
+
+pytestmark = pytest.mark.skipif(simt.GXX is None, reason="no g++ here to compile CUDA C++ for the CPU with")
+
+
+def fields(*of):
+    """A ctypes structure of these fields."""
+    return type("Fields", (ctypes.Structure,), {"_fields_": of})
+
+
+GEMV = "const u8 *records; const u8 *x; Out out; int tiles; int blocks; int room;"
+GemvGiven = fields(
+    ("records", ctypes.c_void_p), ("x", ctypes.c_void_p), ("out", few_rows._Out),
+    *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")),
+)  # fmt: skip
+DENSE = "const u8 *weights; In in; Out out; int wide;"
+DenseGiven = fields(
+    ("weights", ctypes.c_void_p), ("in_", few_floats._In), ("out", few_rows._Out), ("wide", ctypes.c_int)
+)
+
+
+def close(y, want, bits):
+    error = float((y.double() - want).norm() / want.norm())
+    assert error <= bits, f"relative error {error:.1e}, allowed {bits:.1e}"
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "grid", "shape"),
+    [
+        ("Q4_K", 200, 768, 4, Shape("gemv", 1, 1, 10, 4)),  # more tiles than thread blocks
+        ("Q4_K", 40, 2560, 5, Shape("gemv", 1, 1, 12, 3)),  # fewer
+        ("Q6_K", 520, 512, 2, Shape("gemv", 2, 1, 4, 2)),
+        ("Q8_0", 40, 320, 3, Shape("gemv", 1, 1, 4, 2)),
+        ("IQ4_XS", 40, 256, 1, Shape("gemv", 1, 1, 2, 2)),
+    ],
+)
+def test_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape):
+    data, m = blocks(name, rows, cols), shape.x_rows
+    records = formats.pack(name, torch.from_numpy(data)).contiguous()
+    x, bias, residual = torch.randn(m, cols), torch.randn(rows), torch.randn(m, rows)
+    given, y = few_rows.prepare(x, "gemv").contiguous(), torch.full((m, rows), torch.nan)
+    library = simt.build(tmp_path, "gemv", "gemv", few_rows.defines(formats.FORMATS[name], shape), GEMV)
+    tiles, across, _ = records.shape
+    more = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), None, None)
+    out = few_rows._Out(None, *more, m, rows, residual.stride(0), y.stride(0))
+    room = shape.warp_room(tiles, across, grid)
+    it = GemvGiven(records.data_ptr(), given.data_ptr(), out, tiles, across, room)
+    shared = shape.shared_bytes(formats.FORMATS[name], tiles, across, grid)
+    library.launch(ctypes.byref(it), grid, 32 * shape.warps, shared)
+    exact = torch.from_numpy(dequantized(data, name).copy()).double()
+    close(y, x.double() @ exact.T + bias.double() + residual.double(), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "cols", "m", "kind", "grid"),
+    [
+        (torch.bfloat16, 77, 264, 1, "norm", 2),  # a chunk that is not full
+        (torch.bfloat16, 300, 1024, 2, "norm", 3),
+        (torch.bfloat16, 50, 3584, 1, "silu", 2),  # eight warps share a row
+        (torch.float16, 40, 520, 1, "relu", 1),
+        (torch.float32, 33, 2048, 2, "", 3),
+        (torch.float32, 9, 512, 1, "gelu", 4),  # thread blocks without a row
+        (torch.bfloat16, 9, 512, 1, "gelu_tanh", 1),
+    ],
+)
+def test_dense(tmp_path, dtype, rows, cols, m, kind, grid):
+    weights = torch.randn(rows, cols).to(dtype)
+    x, up = torch.randn(m, 2 * cols).split(cols, 1)
+    scale, bias, residual = torch.rand(cols) + 0.5, torch.randn(rows), torch.randn(m, rows)
+    given, ready = few_floats.Given(x), x.double()
+    if kind == "norm":
+        given = few_floats.Given(x, None, scale, 1e-5)
+        ready = F.rms_norm(ready, (cols,), scale.double(), 1e-5)
+    elif kind:
+        given = few_floats.Given(x, up, act=kind)
+        approximate = {"approximate": "tanh"} if kind == "gelu_tanh" else {}
+        ready = getattr(F, kind.partition("_")[0])(ready, **approximate) * up.double()
+    y = torch.full((m, rows), torch.nan)
+    defines = few_floats.defines_of(few_floats.KINDS[dtype], m, cols)
+    library = simt.build(tmp_path, "dense", "dense_linear", defines, DENSE)
+    wide = -(-cols // few_floats.CHUNK) * few_floats.CHUNK
+    out = few_floats._out(y, few_floats.Behind(None, bias, residual))
+    it = DenseGiven(weights.data_ptr(), few_floats._in(given), out, wide)
+    library.launch(ctypes.byref(it), grid, 32 * few_floats.WARPS, few_floats.shared_bytes(m, wide))
+    close(y, ready @ weights.double().T + bias.double() + residual.double(), 1e-6)
