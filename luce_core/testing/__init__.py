@@ -4,6 +4,7 @@
     contract          the base: contracts that cannot be silently weakened
     plugin            PluginContract      every plugin
     arch              ArchContract        model architectures
+    recorded_contract RecordedContract    what they answered elsewhere
     geometry_contract GeometryContract    their published sizes
     op_layer          OpLayerContract     hardware backends and other op layers
     schedulers        SchedulerContract   schedulers

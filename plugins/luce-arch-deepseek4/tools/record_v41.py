@@ -66,9 +66,10 @@ def main() -> None:
     tensors = random_tensors(keys)
     quant = {name: quant_of(name, tensor.shape) for name, tensor in tensors.items()}
     path = written(FIXTURES / "tiny-deepseek41.gguf", keys, tensors, quant=quant)
-    found["stored"] = recorded("stored", keys, read(path))
+    logits = recorded("stored", keys, read(path))
+    np.savez_compressed(path.with_suffix(".npz"), input_ids=text_of(), logits=logits)
     np.savez_compressed(FIXTURES / "v41.npz", **found)
-    for made in ("v41.npz", path.name):
+    for made in ("v41.npz", path.name, path.with_suffix(".npz").name):
         print(f"{made}: {(FIXTURES / made).stat().st_size / 1024:.0f} KiB")  # noqa: T201
 
 
