@@ -99,8 +99,8 @@ class EncodingQueue:
         self._cached = cached
         self._queue: deque[Seq] = deque()
         self._work: Generator[None] | None = None
-        self._known: WeakValueDictionary[bytes, Tensor] = WeakValueDictionary()
-        """Rows that some request still has, by digest of the image."""
+        self._known: WeakValueDictionary[tuple[str, bytes], Tensor] = WeakValueDictionary()
+        """Rows that some request still has, by encoder and digest of the image."""
         self._ahead: dict[Seq, int] = {}
         """Bytes of encoded rows of requests that wait for a place."""
         self.encoded = 0
@@ -116,6 +116,7 @@ class EncodingQueue:
         """Encode what `seq` lacks before it is run."""
         if seq not in self._queue:
             self._queue.append(seq)
+        self._ahead.pop(seq, None)  # what it has already must not keep it from getting the rest
 
     def problem(self, spans: Sequence[MediaSpan]) -> str | None:
         """Why these images cannot be encoded. Callers check before they submit."""
@@ -164,7 +165,7 @@ class EncodingQueue:
         total, done = sum(media.spans[number].media.rows for number in lacking), 0
         for number in lacking:
             item = media.spans[number].media
-            rows = self._known.get(item.digest)
+            rows = self._known.get((item.encoder, item.digest))
             if rows is None:
                 rows = yield from self._encode_one(item)
             media.put(number, rows)
@@ -178,7 +179,7 @@ class EncodingQueue:
             for made in work:
                 if made is not None:
                     rows = self._checked(made, item)
-                    self._known[item.digest] = rows
+                    self._known[item.encoder, item.digest] = rows
                     self.encoded += 1
                     return rows
                 yield

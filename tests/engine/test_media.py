@@ -331,3 +331,26 @@ def test_text_alone_is_not_looked_up_twice(seeing):
     one.engine.blocks.match = lambda keys: looked.append(len(keys)) or honest(keys)
     one.rig.generate([1, 2, 3], max_tokens=2)
     assert looked == [3]
+
+
+def test_what_one_has_does_not_keep_it_from_the_rest(seeing, monkeypatch):
+    """Its second image is encoded ahead, its first was cached and is lost before its turn comes."""
+    one = seeing()
+    monkeypatch.setattr("luce_core.engine.media.AHEAD_BYTES", 1)
+    first, second = image(16, 16, 1), image(16, 16, 2)
+    want = seeing().answer([1, 2], first, [3], second, [4]).ids
+    one.answer([1, 2], first, [3])
+    honest, lost = one.engine.blocks.match, []
+    one.engine.blocks.match = lambda keys: (
+        evolve(honest(keys), length=0, checkpoint=None) if lost else honest(keys)
+    )
+    answer = one.submit([1, 2], first, [3], second, [4])
+    one.engine._drain()
+    (seq,) = one.engine.waiting.values()
+    assert seq.media.lacking(one.engine._cached(seq).length) == [1]
+    while seq in one.engine.encoding:
+        one.engine.encoding.run(one.engine._fail_step)
+    lost.append(True)
+    one.rig.run()
+    assert answer.ids == want
+    assert one.engine.encoding.encoded == 3
