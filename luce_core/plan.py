@@ -357,6 +357,18 @@ class Draft:
         chosen = self.fields.values["execution.op_layers"] if op_layers is None else op_layers
         return weight_bytes(spec, self._layers(chosen))
 
+    def _scratch(self) -> dict[str, int]:
+        """What op layers and parts hold whatever the model."""
+        values, registry = self.fields.values, self.fields.registry
+        layers = self._layers(values["execution.op_layers"])
+        held = {f"scratch of op layer {layer.name}": layer.scratch_bytes for layer in layers}
+        for field in sorted(name for name in values if name.startswith("parts.")):
+            kind = field.removeprefix("parts.")
+            for name in values[field]:
+                if name in registry.names(kind):
+                    held[f"{kind} {name}"] = registry.part(kind, name).value.device_bytes
+        return {owner: size for owner, size in held.items() if size}
+
     def demand(self) -> Demand:
         """What memory is divided among."""
         values, specs = self.fields.values, self.companions.specs
@@ -367,6 +379,7 @@ class Draft:
             weight_bytes={TARGET: values["memory.weight_bytes"], **others},
             drafters=self.companions.layouts,
             encoders={name: one.workspace_bytes for name, one in self.companions.processors.items()},
+            scratch=self._scratch(),
             row_budget=values["engine.row_budget"],
             max_sequences=values["engine.max_sequences"],
             max_held_rows=values["engine.max_held_rows"],

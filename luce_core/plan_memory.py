@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import lcm
+from math import ceil, lcm
 
 from attrs import Factory, evolve, frozen
 
@@ -78,6 +78,8 @@ class Demand:
     """Host memory for sequences that gave way."""
     encoders: Mapping[str, int] = Factory(dict)
     """Bytes encoding one image takes, by the encoder's model."""
+    scratch: Mapping[str, int] = Factory(dict)
+    """Bytes that op layers and parts hold on the device whatever the model, by owner."""
 
     @property
     def layouts(self) -> dict[str, StateLayout]:
@@ -113,12 +115,14 @@ def strides_block(block_tokens: int, groups: Sequence[Group]) -> int:
 
 def weight_bytes(spec: ModelSpec, layers: Sequence[OpLayer]) -> tuple[int, str]:
     """Bytes of the weights in memory, and why: as in the file where a layer packs them, else f32."""
-    packing = [layer.name for layer in layers if any(impl.op == "pack_linear" for impl in layer.ops)]
+    packing = [layer for layer in layers if any(impl.op == "pack_linear" for impl in layer.ops)]
     left = _left_out(spec)
     without = "; without the MTP block, which no drafter runs" if left.num_bytes else ""
     if packing:
-        why = f"as in the file; op layer {packing[-1]} keeps the quantized bytes{without}"
-        return spec.weight_bytes - left.num_bytes, why
+        last = packing[-1]
+        more = f" and {last.weight_share - 1:.0%} more" if last.weight_share != 1.0 else ""
+        why = f"as in the file{more}; op layer {last.name} keeps the quantized bytes{without}"
+        return ceil(last.weight_share * (spec.weight_bytes - left.num_bytes)), why
     why = f"float32; the reference ops dequantize every weight{without}"
     return 4 * (spec.parameters - left.parameters), why
 
@@ -197,6 +201,7 @@ def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
         Claim(f"images through {name}", device.id, "workspace", size, size)
         for name, size in demand.encoders.items()
     ]
+    claims += [Claim(name, device.id, "workspace", size, size) for name, size in demand.scratch.items()]
     host = device.id if device.id == "cpu" else "host"  # on the CPU the host's memory is the device's
     for name, spec in demand.models.items():
         if spec.stored:

@@ -89,6 +89,8 @@ class PartSpec:
     Called while planning, where it raises ModelFormatError for a file that does not go with the target, and
     again in the server's process.
     """
+    device_bytes: int = 0
+    """What it holds on the device, whatever the model; the plan counts it."""
 
 
 @frozen
@@ -147,6 +149,10 @@ class OpLayer:
     features: frozenset[str] = frozenset()
     """Device features it needs."""
     summary: str = ""
+    weight_share: float = 1.0
+    """Where it packs weights: bytes it keeps per byte of the file."""
+    scratch_bytes: int = 0
+    """What its ops hold on the device beside weights, state and activations, whatever the model."""
 
 
 @frozen

@@ -204,6 +204,7 @@ def demands(draw):
         block_tokens=draw(st.sampled_from([4, 16, 32])),
         k_type=draw(st.sampled_from(["f16", "f32"])),
         v_type="f16",
+        scratch=draw(st.sampled_from([{}, {"scratch of op layer a": 70_000, "executor b": 9}])),
     )
 
 
@@ -216,6 +217,7 @@ def test_whatever_is_said_to_fit_does(demand, limit):
     assert state.num_bytes == bytes_by_hand(layout, found.sizes)
     assert 0 <= state.floor_bytes <= state.num_bytes
     on_device = sum(c.num_bytes for c in found.claims if c.device == "d")
+    assert {c.owner: c.num_bytes for c in found.claims}.items() >= demand.scratch.items()
     assert found.short_bytes > 0 or on_device <= limit
     blocks = found.sizes.num_blocks["target/a"]
     rows = found.context + demand.max_held_rows
@@ -293,6 +295,14 @@ def test_weights_take_their_bytes_where_a_layer_packs_them(plan):
     spec = reference.models[0].spec
     other = OpLayer("o", (OpImpl("linear", "m:l"),), Equivalence.BITS)
     assert weight_bytes(spec, [other])[0] == 4000
+
+
+def test_a_layer_may_keep_more_than_the_file_and_hold_scratch(plan):
+    spec = plan().models[0].spec
+    more = OpLayer("more", (OpImpl("pack_linear", "m:p"),), Equivalence.ROUNDING, weight_share=1.1)
+    size, why = weight_bytes(spec, [more])
+    assert size == math.ceil(1.1 * 1250)
+    assert "10% more" in why
 
 
 def test_tables_that_stay_in_the_file_cost_the_rows_that_are_kept(plan, model):

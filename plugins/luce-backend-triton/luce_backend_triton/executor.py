@@ -16,15 +16,12 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
+from luce_backend_triton.memory import GRAPH_BYTES
 from luce_core.contracts import Bucket, Claim, ExecutorContext, Fence, StageBuffers, Staged, Step
 
 log = logging.getLogger(__name__)
 
 Results = Mapping[str, Tensor]
-GRAPH_BYTES = 64 << 20
-"""Memory of all graphs beside the results of the largest step: what the driver keeps of about a thousand
-nodes each, in some ten buckets (H200, driver 580).
-"""
 
 
 class Captured(Protocol):

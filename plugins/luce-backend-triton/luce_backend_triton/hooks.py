@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from luce_backend_triton import devices, nvrtc
+from luce_backend_triton import devices, memory, nvrtc
 from luce_backend_triton.options import TritonOptions
 from luce_core.contracts import (
     API,
@@ -76,6 +76,8 @@ def luce_register_ops() -> list[OpLayer]:
             Equivalence.ROUNDING,
             frozenset({"triton"}),
             summaries[name],
+            weight_share=memory.WEIGHT_SHARE,
+            scratch_bytes=memory.SCRATCH_BYTES,
         )
         for name, ops in LAYERS.items()
     ]
@@ -90,6 +92,7 @@ def luce_register_parts() -> list[PartSpec]:
             factory="luce_backend_triton.executor:make_executor",
             equivalence=Equivalence.BITS,
             summary="a step that was seen before is one replayed CUDA graph",
+            device_bytes=memory.GRAPH_BYTES,
         )
     ]
 

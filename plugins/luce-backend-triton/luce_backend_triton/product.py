@@ -14,14 +14,13 @@ from luce_backend_triton.few_floats import Behind, Given
 from luce_backend_triton.few_rows import X_BYTES, Kind
 from luce_backend_triton.formats import RECORD_COLS, blocks_of
 from luce_backend_triton.matrix import Dense, Matrix
+from luce_backend_triton.memory import SCRATCH_BYTES
 from luce_core.contracts import Clamp, Norm
 
 CHUNK, WIDEST = 1024, 8192
 """Columns a program of a row kernel reads at a time; of one that has to wait for them: all, up to WIDEST."""
 PORTABLE_LIMIT = 64
 """Most rows the Triton product takes; more go through dense weights."""
-SCRATCH_BYTES = 512 << 20
-"""Of dense f16 weights that are made at a time."""
 ACTS = ("silu", "gelu", "gelu_tanh", "relu")
 NOTHING = Behind()
 

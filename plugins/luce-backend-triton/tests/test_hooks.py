@@ -6,8 +6,9 @@ import importlib
 from types import SimpleNamespace
 
 import pytest
-from luce_backend_triton import devices, hooks, nvrtc
+from luce_backend_triton import devices, hooks, nvrtc, product
 from luce_backend_triton.devices import Card
+from luce_backend_triton.formats import BLOCKS, FORMATS
 
 from luce_core.ops.namespace import KNOWN_OPS
 from luce_core.registry import resolve
@@ -100,6 +101,9 @@ def test_without_a_driver_there_are_no_devices(monkeypatch):
 def test_hook_luce_register_ops():
     for layer in hooks.luce_register_ops():
         assert layer.features == {"triton"}
+        kept = [fmt.bits_per_weight * BLOCKS[name][0] / 8 / BLOCKS[name][1] for name, fmt in FORMATS.items()]
+        assert max(kept) <= layer.weight_share < max(kept) + 0.01
+        assert layer.scratch_bytes == product.SCRATCH_BYTES
         for impl in layer.ops:
             assert impl.op in KNOWN_OPS
             assert not impl.row_invariant
