@@ -269,7 +269,8 @@ def only_field(region: Region) -> Tensor:
     """[num_blocks, block_entries, ..., D] of a region of compressed entries."""
     if len(region.fields) != 1:
         raise PluginError(
-            f"Region {region.name!r} has the fields {', '.join(region.fields)}; compressed entries have one."
+            f"Region {region.name!r} has the fields {', '.join(region.fields)}; compressed entries are one "
+            "field."
         )
     (pages,) = region.fields.values()
     return pages
