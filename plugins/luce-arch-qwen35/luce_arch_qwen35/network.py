@@ -187,14 +187,12 @@ class NextnNetwork:
 def _nextn(
     spec: ModelSpec, params: HybridParams, weights: Weights, ops: Ops, rope: RopeSpec
 ) -> NextnNetwork | None:
-    """The chain of MTP blocks, where the layout that was allocated has their pages."""
-    allocated = {pages.name for pages in spec.layout.pages}
-    blocks = [block for block in params.nextn if kv_region(block.number) in allocated]
-    if not blocks:
+    """The chain of MTP blocks, where their state is allocated."""
+    if not spec.runs_nextn:
         return None
     before = weights.norm("output_norm", params.eps)
     chain = []
-    for block in blocks:
+    for block in params.nextn:
         join, own = _join(params, block, weights), _block(params, block, weights, rope)
         chain.append(NextnNetwork(ops, before, join, own))
         before = join.norm
