@@ -22,8 +22,8 @@ from luce_core.ops import attention as reference
 from luce_core.ops.fine import section_axes
 
 FEW, FEW_PROGRAMS, MANY_PROGRAMS = 32, 4, 1
-"""Programs a launch should have for each multiprocessor, where the text is long enough to split: for tiles of at
-most FEW rows · heads, and for others, whose partial sums are larger.
+"""Programs a launch should have for each multiprocessor, where the text is long enough to split: for tiles of
+at most FEW rows · heads, and for others, whose partial sums are larger.
 """
 TILES = ((128, 64), (128, 32), (64, 64), (64, 32), (64, 16), (32, 16))
 """Rows · heads and places of a tile of a long chunk, best first where they fit."""
@@ -228,7 +228,8 @@ def _attend(
         query, pages_k, pages_v, out, parts, peaks, given, sinks, b.index, b.query_start, b.length, b.sees,
         b.index if span is None else span, table.block, table.first, table.count, rows, seqs, b.sees.shape[1],
         table.block.stride(0), given.stride(0), spec.scale * LOG2E, spec.softcap * LOG2E,
-        spec.window or 0, splits, HK=kv_heads, D=spec.head_dim, DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
+        spec.window or 0, splits,
+        HK=kv_heads, D=spec.head_dim, DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
         RT=shape.rows, SB=triton.next_power_of_2(seqs), BLOCK=block, HELD=b.phase == "held",
         WINDOW=spec.window is not None, CAP=capped, SPAN=span is not None, SPLIT=splits > 1, **ends,
         num_warps=shape.warps, num_stages=shape.stages, OVERLAP=overlap, launch_pdl=overlap,

@@ -17,8 +17,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def wait_for_previous(OVERLAP: tl.constexpr):
-    """Let the launch that follows begin, and wait for the one before: first in every kernel of a step, also where
-    it finds nothing to do, so that whoever waits for it has waited for all.
+    """Let the launch that follows begin, and wait for the one before: first in every kernel of a step, also
+    where it finds nothing to do, so that whoever waits for it has waited for all.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -173,29 +173,29 @@ def make_rows(
                 if part < groups + groups_kv:
                     h = (part - groups) * HB + tl.arange(0, HB)[:, None]
                     head = tl.minimum(h, HK - 1)
-                    x = k + row.to(tl.int64) * ldk + head * D
+                    k_x = k + row.to(tl.int64) * ldk + head * D
                     k_inverse = 1.0
                     if K_NORM:
-                        k_inverse = root_mean_of(x, d, D, k_eps)
-                    y = turned(
-                        x, k_weight, k_inverse, d, D, at, axis, axis_stride, frequency, magnitude, K_NORM,
+                        k_inverse = root_mean_of(k_x, d, D, k_eps)
+                    k_y = turned(
+                        k_x, k_weight, k_inverse, d, D, at, axis, axis_stride, frequency, magnitude, K_NORM,
                         ROPE, START, HALF, HALVES, AXES,
                     )  # fmt: skip
-                    to = pages_k + (entry * HK + h) * D + d
-                    tl.store(to, y.to(pages_k.dtype.element_ty), mask=(h < HK) & (d < D))
+                    k_to = pages_k + (entry * HK + h) * D + d
+                    tl.store(k_to, k_y.to(pages_k.dtype.element_ty), mask=(h < HK) & (d < D))
                 else:
                     h = (part - groups - groups_kv) * HB + tl.arange(0, HB)[:, None]
                     head = tl.minimum(h, HK - 1)
-                    x = v + row.to(tl.int64) * ldv + head * DV
+                    v_x = v + row.to(tl.int64) * ldv + head * DV
                     v_inverse = 1.0
                     if V_NORM:
-                        v_inverse = root_mean_of(x, d, DV, v_eps)
-                    y = turned(
-                        x, v_weight, v_inverse, d, DV, at, axis, axis_stride, frequency, magnitude, V_NORM,
+                        v_inverse = root_mean_of(v_x, d, DV, v_eps)
+                    v_y = turned(
+                        v_x, v_weight, v_inverse, d, DV, at, axis, axis_stride, frequency, magnitude, V_NORM,
                         False, 0, 0, True, False,
                     )  # fmt: skip
-                    to = pages_v + (entry * HK + h) * DV + d
-                    tl.store(to, y.to(pages_v.dtype.element_ty), mask=(h < HK) & (d < DV))
+                    v_to = pages_v + (entry * HK + h) * DV + d
+                    tl.store(v_to, v_y.to(pages_v.dtype.element_ty), mask=(h < HK) & (d < DV))
 
 
 # --- softmax over pages
@@ -203,7 +203,12 @@ def make_rows(
 
 @triton.jit
 def product(a, b):
-    """a @ b in f32: halves on a device, f32 where the interpreter would multiply halves wrongly."""
+    """a @ b in f32: halves on a device, f32 where the interpreter would multiply halves wrongly.
+
+    An operand made of registers should be made shortly before, with no reduction or change of layout between:
+    Triton 3.6 puts the fence for Hopper's tensor cores right before the product, and leaves out the barrier
+    behind it where one stands between the two. Rows came out wrong by that (LOG.md 2026-11-30).
+    """
     if DOT_F32:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
@@ -235,8 +240,8 @@ def attend(
     HELD: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, SPAN: tl.constexpr,
     SPLIT: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """RT rows of one sequence, the query heads of one KV head, one part of the places. The last tiles see most
-    and begin first.
+    """RT rows of one sequence, the query heads of one KV head, one part of the places. The last tiles see
+    most and begin first.
 
     Grid (tiles, KV heads, splits). out f32[T, H·Dv]; SPLIT: parts f32[splits, T, H, Dv] and peaks
     f32[splits, T, H, 2], highest score (in base 2) and sum. scale: of scores, times log2(e).

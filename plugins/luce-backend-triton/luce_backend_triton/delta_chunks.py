@@ -108,9 +108,10 @@ def solve(
     tl.store(sums + row * VH + h, total, mask=live)
     in_k, in_v = live[:, None] & (c < DK)[None, :], live[:, None] & (d < DV)[None, :]
     key = tl.load(k + (row[:, None] * KH + h % KH) * DK + c[None, :], mask=in_k, other=0.0)
+    met = product(key, tl.trans(key))
     above = i[:, None] > i[None, :]
     between = tl.exp(tl.where(above, total[:, None] - total[None, :], -float("inf")))
-    inverse = inverse_of(-product(key, tl.trans(key)) * between * step[:, None], CHUNK, PRECISE)
+    inverse = inverse_of(-met * between * step[:, None], CHUNK, PRECISE)
     inverse *= step[None, :]
     part = product((inverse * tl.exp(total)[None, :]).to(key.dtype), key)
     tl.store(w + (row[:, None] * VH + h) * DK + c[None, :], part.to(w.dtype.element_ty), mask=in_k)
@@ -149,8 +150,6 @@ def carry(
     last = tl.load(sums + (tl.minimum(start + CHUNK, stop) - 1).to(tl.int64) * VH + h)
     for chunk in tl.range(0, (stop - start + CHUNK - 1) // CHUNK, num_stages=STAGES):
         to = states + ((before + chunk).to(tl.int64) * VH + h) * (DK * DV) + within
-        half = m.to(states.dtype.element_ty)
-        tl.store(to, half, mask=square)
         first = start + chunk * CHUNK
         row = (first + i).to(tl.int64)
         live = first + i < stop
@@ -164,7 +163,11 @@ def carry(
         later = first + CHUNK
         total = tl.load(sums + (later + i).to(tl.int64) * VH + h, mask=later + i < stop, other=0.0)
         last = tl.load(sums + (tl.minimum(later + CHUNK, stop) - 1).to(tl.int64) * VH + h)
-        made = (made.to(tl.float32) - product(read, half)).to(key.dtype)
+        # The state becomes an operand between the arrival of `made` and the product: see `product`.
+        kept = made.to(tl.float32)
+        half = m.to(states.dtype.element_ty)
+        made = (kept - product(read, half)).to(key.dtype)
+        tl.store(to, half, mask=square)
         tl.store(u + (row[:, None] * VH + h) * DV + d[None, :], made, mask=in_v)
         m = m * whole + product(tl.trans(key), (made.to(tl.float32) * left[:, None]).to(key.dtype))
     tl.store(home, m, mask=square)

@@ -189,8 +189,8 @@ def exact(a, b, PRECISE: tl.constexpr):
 def inverse_of(n, SIZE: tl.constexpr, PRECISE: tl.constexpr):
     """(I - n)⁻¹ of a strictly lower triangular n [SIZE, SIZE]: of blocks of 4, then of 16, then of 64.
 
-    Four blocks beside each other need powers up to the third; those stay small where all keys are equal, while
-    powers of the whole would not.
+    Four blocks beside each other need powers up to the third; those stay small where all keys are equal,
+    while powers of the whole would not.
     """
     tl.static_assert(SIZE <= 64)
     i = tl.arange(0, SIZE)
@@ -227,8 +227,8 @@ def held_tree(
 ):  # fmt: skip
     """The held rows of one sequence, one value head, some of Dv: what every row makes and reads.
 
-    Grid (value heads, sequences, blocks of Dv). Sequences of more than ABOVE rows and at most R; others are left
-    alone. Outputs are not normed yet.
+    Grid (value heads, sequences, blocks of Dv). Sequences of more than ABOVE rows and at most R; others
+    are left alone. Outputs are not normed yet.
     """
     wait_for_previous(OVERLAP)
     h, seq = tl.program_id(0), tl.program_id(1)
@@ -240,31 +240,30 @@ def held_tree(
     i, c, d = tl.arange(0, R), tl.arange(0, DKP), tl.program_id(2) * DVB + tl.arange(0, DVB)
     live, in_v = i < rows, d < DV
     from_m = state + ((slot * VH + h) * DK + c[:, None]) * DV + d[None, :]
-    memory = tl.load(from_m, mask=(c < DK)[:, None] & in_v[None, :], other=0.0)
     row = (start + i).to(tl.int64)
     in_k, both = live[:, None] & (c < DK)[None, :], live[:, None] & in_v[None, :]
-    query = tl.load(q + (row[:, None] * KH + h % KH) * DK + c[None, :], mask=in_k, other=0.0)
+    memory = tl.load(from_m, mask=(c < DK)[:, None] & in_v[None, :], other=0.0)
     key = tl.load(k + (row[:, None] * KH + h % KH) * DK + c[None, :], mask=in_k, other=0.0)
+    query = tl.load(q + (row[:, None] * KH + h % KH) * DK + c[None, :], mask=in_k, other=0.0)
+    # Products of what was loaded come before reductions: see `product`.
+    met, asked = exact(key, tl.trans(key), PRECISE), exact(query, tl.trans(key), PRECISE)
+    k_read, q_read = exact(key, memory, PRECISE), exact(query, memory, PRECISE)
     value = tl.load(v + (row[:, None] * VH + h) * DV + d[None, :], mask=both, other=0.0)
     raw = tl.load(decay + row * lddecay + h, mask=live, other=0.0).to(tl.float32) + tl.load(dt + h)
     g = tl.where(live, log_decay(raw, tl.load(a + h), 0.0, False), 0.0)
     step = tl.where(live, sigmoid(tl.load(beta + row * ldbeta + h, mask=live, other=0.0).to(tl.float32)), 0.0)
-    word = tl.load(
-        sees + row[:, None] * words + (i // 64)[None, :], mask=live[:, None] & live[None, :], other=0
-    )
+    to = sees + row[:, None] * words + (i // 64)[None, :]
+    word = tl.load(to, mask=live[:, None] & live[None, :], other=0)
     above = (((word >> (i % 64)[None, :].to(tl.int64)) & 1) != 0) & (i[None, :] < i[:, None])
     within = above | (i[None, :] == i[:, None])
     # The log decay from the state to each row, in both directions of the tile.
     since = tl.sum(tl.where(within, g[None, :], 0.0), 1)
     same = tl.sum(tl.where(i[None, :] == i[:, None], since[:, None], 0.0), 0)
     between = tl.exp(tl.where(within, since[:, None] - same[None, :], -float("inf")))
-    met = exact(key, tl.trans(key), PRECISE)
-    system = tl.where(above, met * between * step[:, None], 0.0)
     left = tl.exp(since)[:, None]
-    right = step[:, None] * (value - left * exact(key, memory, PRECISE))
-    made = exact(inverse_of(-system, R, PRECISE), right, PRECISE)
-    asked = exact(query, tl.trans(key), PRECISE) * between
-    y = left * exact(query, memory, PRECISE) + exact(asked, made, PRECISE)
+    inverse = inverse_of(-tl.where(above, met * between * step[:, None], 0.0), R, PRECISE)
+    made = exact(inverse, step[:, None] * (value - left * k_read), PRECISE)
+    y = left * q_read + exact(asked * between, made, PRECISE)
     logged = slot * most + i
     tl.store(log_u + (logged[:, None] * VH + h) * DV + d[None, :], made, mask=both)
     tl.store(log_g + logged * VH + h, g, mask=live)

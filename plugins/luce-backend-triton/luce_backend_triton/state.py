@@ -20,7 +20,7 @@ from luce_core.contracts import Commit, ForwardBatch, Region, SlotState
 from luce_core.ops import state as reference
 
 COLS = 1024
-FOLD_COLS = 32
+FOLD_COLS = 64
 """Columns of a state one program folds."""
 
 

@@ -22,13 +22,16 @@ SMALL = Room(20, 65536, 65536)
 NVCC = shutil.which("nvcc")
 
 
-def test_triton_kernels_compile(tmp_path):
-    script = Path(__file__).parent / "compile_kernels.py"
+@pytest.mark.parametrize(
+    ("script", "more", "count"), [("compile_kernels.py", (), 7), ("compile_sequences.py", ("--few",), 6)]
+)
+def test_triton_kernels_compile(tmp_path, script, more, count):
+    script = Path(__file__).parent / script
     env = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)}
-    command = [sys.executable, str(script), "cuda:90"]
+    command = [sys.executable, str(script), "cuda:90", *more]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count(" ok") == 7
+    assert done.stdout.count(" ok") == count
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""Compile the kernels of attention, DeltaNet, commits and experts for a list of targets, without a GPU.
+
+    python compile_sequences.py cuda:75 cuda:90 cuda:120 hip:gfx942 [--wide] [--few]
+
+Prints one line per kernel and target: name, target, "ok". --wide: heads of 128; --few: what CI has time for.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import triton
+from luce_backend_triton import attention_kernels, delta_chunks, delta_kernels, moe_kernels
+from luce_backend_triton.formats import FORMATS, SCALE_KINDS
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+I32 = (
+    "index", "query_start", "length", "lengths", "span", "block", "first", "count", "seq", "parent", "axis",
+    "position", "slots", "path", "used", "page", "order", "starts", "ids", "lut",
+)  # fmt: skip
+I64 = ("sees", "states", "logs_k", "logs_u", "logs_g", "logs", "pages")
+F32 = (
+    "scale", "cap", "q_eps", "k_eps", "v_eps", "magnitude", "lower", "unit_eps", "norm_eps", "q_scale", "eps",
+)  # fmt: skip
+PLAIN = (
+    "ldq", "ldk", "ldv", "axis_stride", "row_stride", "table_stride", "num_rows", "num_seqs", "words", "ldg",
+    "splits", "ldqkv", "ldz", "ldbeta", "lddecay", "most", "ldx", "ldr", "width", "path_stride", "n",
+    "blocks", "per", "tiles", "weight_stride", "wide",
+)  # fmt: skip
+
+
+def type_of(name):
+    for names, kind in ((I64, "*i64"), (I32, "*i32"), (F32, "fp32"), (PLAIN, "i32")):
+        if name in names:
+            return kind
+    return "*fp32"
+
+
+def variants(target, dim):
+    """(kernel, constants, types that differ, options)."""
+    cuda = target.startswith("cuda")
+    new = target in ("cuda:80", "cuda:86", "cuda:89", "cuda:90", "cuda:120")
+    rows, chunk = ("tf32", "f16") if new else ("ieee", "ieee")
+    overlap = {"OVERLAP": target in ("cuda:90", "cuda:120")}
+    pages = {"pages_k": "*bf16", "pages_v": "*fp16", "turned_q": "*bf16", "window": "i32"}
+    heads = {"H": 6, "HK": 2, "D": dim, "DV": dim, "DP": dim, "BLOCK": 32, "HELD": True}
+    rope = {"ROPE": True, "START": 0, "HALF": dim // 4, "HALVES": True, "AXES": True}
+    norms = {"Q_NORM": True, "K_NORM": True, "V_NORM": False, "HB": 1, "WRITE": True}
+    yield attention_kernels.make_rows, {**heads, **rope, **norms, **overlap}, pages, {"num_warps": 1}
+    asked = {"q": "*bf16", **pages}
+    all_of = {
+        "WINDOW": True,
+        "CAP": True,
+        "SINKS": True,
+        "SPAN": False,
+        "GATE": 1,
+        "PER_HEAD": False,
+        "DVP": dim,
+    }
+    small = {"M": 16, "N": 16, "RT": 5, "SB": 4, "SPLIT": True}
+    yield attention_kernels.attend, {**heads, **all_of, **small, **overlap}, asked, {}
+    if new:
+        large = {**heads, **all_of, "HELD": False, "M": 64, "N": 32, "RT": 21, "SB": 1, "SPLIT": False}
+        yield attention_kernels.attend, {**large, **overlap}, asked, {"num_warps": 8, "num_stages": 2}
+    ends = {"H": 6, "DV": dim, "DVB": 32, "STEP": 16, "SINKS": True, "GATE": 2, "PER_HEAD": True}
+    yield attention_kernels.join, {**ends, **overlap}, {}, {}
+    dims = {"KH": 2, "VH": 4, "DK": dim, "DV": dim}
+    taps = {**dims, "DKP": dim, "DVP": dim, "KERNEL": 4}
+    pointer = {"window": "*fp32"}
+    yield delta_kernels.held_one, {**taps, "ALONE": False, **overlap}, pointer, {}
+    yield delta_kernels.held_rows, {**dims, "DP": dim, "RT": 8, "KERNEL": 4, **overlap}, pointer, {}
+    tree = {**dims, "DKP": dim, "DVB": 32, "R": 16, "ABOVE": 1, "PRECISE": rows}
+    yield delta_kernels.held_tree, {**tree, **overlap}, {}, {}
+    turn = {**taps, "R": 4, "ABOVE": 0, "KDA": True}
+    yield delta_kernels.held_in_turn, {**turn, **overlap}, pointer, {"num_warps": 8}
+    yield delta_kernels.norm_heads, {"VH": 4, "DV": dim, "DVP": dim, "RT": 4, **overlap}, {}, {}
+    fold = {**dims, "DKP": dim, "DVB": 32, "KDA": False, **overlap}
+    yield delta_kernels.fold, fold, {}, {}
+    yield delta_kernels.shift_rows, {"ROWS": 3, "COLS": 256, **overlap}, {}, {}
+    yield delta_kernels.move_entries, {"COLS": 256, "BLOCK": 32, **overlap}, {}, {}
+    half = dict.fromkeys(("q", "k", "v", "w", "u", "states"), "*fp16" if cuda else "*fp32")
+    cut = {**dims, "DKP": dim, "CHUNK": 64 if new else 16, "SB": 1}
+    yield delta_chunks.convolve, {**dims, "DP": dim, "RT": 8, "KERNEL": 4}, {**half, **pointer}, {}
+    yield delta_chunks.move_window, {"ROWS": 3, "COLS": 256}, pointer, {}
+    yield delta_chunks.solve, {**cut, "DVP": dim, "PRECISE": chunk}, half, {}
+    yield delta_chunks.carry, {**cut, "DVB": 32, "STAGES": 2}, half, {}
+    yield delta_chunks.emit, {**cut, "DVP": dim}, half, {}
+    fmt = FORMATS["Q6_K"]
+    packed = {
+        "RECORD": fmt.record_bytes, "CODES": fmt.code_bytes, "BITS": fmt.bits, "TABLE": bool(fmt.table),
+        "ZERO": fmt.zero, "SCALES": SCALE_KINDS.index(fmt.scales),
+    }  # fmt: skip
+    of = {"X": 8, "EXPERTS": 8}
+    weights = {"x": "*fp16", "records": "*u8", "halves": "*fp16", "w": "*fp16"}
+    yield moe_kernels.grouped, {**of, "M": 16, "ROWS": 16, **packed}, weights, {}
+    if new:
+        yield moe_kernels.grouped_dense, {**of, "M": 64, "ROWS": 64, "DEPTH": 64}, weights, {"num_stages": 3}
+    one = {"K": 2, "COLS": 64, "WHOLE": 64, "SHARED": True, "GATED": True, "NORM": True, "RESIDUAL": True}
+    yield moe_kernels.combine, one, {}, {}
+
+
+FEW = ("make_rows", "attend", "held_one", "solve", "carry")
+
+
+def main(targets, dim, names):
+    for target in targets:
+        kind, _, arch = target.partition(":")
+        gpu = GPUTarget(kind, int(arch), 32) if kind == "cuda" else GPUTarget(kind, arch, 64)
+        for kernel, constexprs, types, options in variants(target, dim):
+            if names and kernel.fn.__name__ not in names:
+                continue
+            signature = {
+                name: "constexpr" if name in constexprs else types.get(name, type_of(name))
+                for name in kernel.arg_names
+            }
+            places = {(kernel.arg_names.index(name),): value for name, value in constexprs.items()}
+            made = triton.compile(ASTSource(kernel, signature, places), target=gpu, options=options)
+            assert made.asm
+            print(kernel.fn.__name__, target, "ok", flush=True)
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    main(
+        [one for one in given if ":" in one],
+        128 if "--wide" in given else 32,
+        FEW if "--few" in given else (),
+    )
