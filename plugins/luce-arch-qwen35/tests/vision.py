@@ -174,7 +174,8 @@ def encoded(image, kind="PNG", **options):
 IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
 TEMPLATE = (
     "{% macro shown(parts) %}{% if parts is string %}{{ parts }}{% else %}{% for part in parts %}"
-    "{% if part.type == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part.text }}"
+    "{% if part.type == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}"
+    "{{ part.text }}"
     "{% endif %}{% endfor %}{% endif %}{% endmacro %}"
     "{% for message in messages %}{% set content = shown(message.content)|trim %}"
     "{{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}{% endfor %}"
