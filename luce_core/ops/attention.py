@@ -122,6 +122,7 @@ def attend(
     for seq in sequences(b, region):
         closed = None if extra is None else closed_entries(b, seq, extra[0])
         chosen = None if extra is None else extra[1]
+        every = closed.values() if closed is not None and chosen is None else query[:0]
         for rows in seq.row_blocks(spec.heads, _more_per_row(spec, closed, chosen)):
             seen = seq.entries_seen(b, rows, spec.window)
             mask = seq.visible(b, rows, seen, spec.window)
@@ -132,13 +133,13 @@ def attend(
             if mask is None:
                 mask = torch.ones(rows.stop - rows.start, k.shape[0], dtype=torch.bool, device=k.device)
             if chosen is None:
-                entries = closed.value[:, None].expand(-1, k.shape[1], -1)
+                entries = every[:, None].expand(-1, k.shape[1], -1)
                 k, v = torch.cat((k, entries)), torch.cat((v, entries[..., : spec.value_dim]))
                 mask = torch.cat((mask, closed.visible(b, rows)), 1)
                 out[rows] = masked_attention(ops, query[rows], k, v, mask, spec)
             else:
                 place = closed.places(b, rows, chosen[rows])
-                picked = _picked(closed, place), place >= 0
+                picked = closed.picked(place), place >= 0
                 out[rows] = masked_attention(ops, query[rows], k, v, mask, spec, picked)
     return out
 
@@ -150,13 +151,6 @@ def _more_per_row(spec: AttentionSpec, closed: ClosedEntries | None, chosen: Ten
     if chosen is None:
         return spec.heads * closed.number.shape[0]
     return chosen.shape[1] * (spec.heads + spec.head_dim + closed.closer.shape[0])
-
-
-def _picked(closed: ClosedEntries, place: Tensor) -> Tensor:
-    """f32[T, n, D]; zeros where there is no entry at all."""
-    if not closed.value.shape[0]:
-        return closed.value.new_zeros(*place.shape, closed.value.shape[1])
-    return closed.value[place.clamp(min=0)]
 
 
 def keys_values(

@@ -178,8 +178,9 @@ def _scores(
         count = closed.number.shape[0]
         if not count:
             continue
+        every = closed.values()
         for part in row_blocks(rows, q.shape[1] * count):
-            hits = torch.einsum("thd,nd->thn", q[part].float(), closed.value).relu()
+            hits = torch.einsum("thd,nd->thn", q[part].float(), every).relu()
             score = torch.einsum("th,thn->tn", weight[part].float(), hits)
             yield part, closed, score.masked_fill(~closed.visible(b, part), -math.inf)
 

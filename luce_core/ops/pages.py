@@ -193,15 +193,36 @@ def sequences(b: ForwardBatch, region: Region) -> Iterator[SequenceView]:
 class ClosedEntries:
     """Compressed entries of one sequence: committed ones by number, then those its held rows closed."""
 
-    value: Tensor
-    """f32[n, D]."""
+    pages: Tensor
+    """[N, D] of all sequences."""
+    entry: Tensor
+    """i64 where the first of them lie in `pages`: the committed ones; stride 1: all."""
+    held: Tensor
+    """[m, D] the others, out of the log."""
     number: Tensor
     """i64[n]."""
     committed: int
-    """How many are in pages; number k has place k."""
+    """Number k has place k below it."""
     closer: Tensor
     """i64[n - committed] row of the batch, from the sequence's first, that closed each of the others."""
     stride: int
+
+    def values(self) -> Tensor:
+        """f32[n, D]: all of them."""
+        return torch.cat((self.pages[self.entry], self.held)).float()
+
+    def picked(self, place: Tensor) -> Tensor:
+        """f32[rows, k, D] of places i64[rows, k]; anything where there is none, -1."""
+        first, place = self.entry.shape[0], place.clamp(min=0)
+        if not self.number.numel():
+            return torch.zeros(*place.shape, self.pages.shape[1], device=self.pages.device)
+        if not self.held.shape[0]:
+            return self.pages[self.entry[place]].float()
+        late = self.held[(place - first).clamp(min=0)]
+        if first:
+            early = self.pages[self.entry[place.clamp(max=first - 1)]]
+            late = torch.where((place < first)[:, :, None], early, late)
+        return late.float()
 
     def visible(self, b: ForwardBatch, rows: slice) -> Tensor:
         """bool[rows, n]."""
@@ -233,21 +254,22 @@ def closed_entries(b: ForwardBatch, rows: SequenceRows, region: Region) -> Close
     committed = end // stride
     number = torch.arange(committed, device=pages.device)
     flat, closer = pages.view(-1, width), number[:0]
+    held = flat[:0]
     if not rows.held:
-        value = flat[entry_places(b, rows, region, committed)]
-        return ClosedEntries(value.float(), number, committed, closer, stride)
+        entry = entry_places(b, rows, region, committed)
+        return ClosedEntries(flat, entry, held, number, committed, closer, stride)
     index = b.index[rows.start : rows.stop].long()
     closer = (((index + 1) % stride == 0) & (b.parent[rows.start : rows.stop] != -2)).nonzero()[:, 0]
     if stride == 1:
         last = int(closer[-1]) + 1 if closer.numel() else 0
-        place = entry_places(b, rows, region, committed + last)
-        value = torch.cat((flat[place[:committed]], flat[place[committed + closer]]))
+        entry = entry_places(b, rows, region, committed + last)
+        entry = torch.cat((entry[:committed], entry[committed + closer]))
     else:
         (log,) = region.log.values()
+        entry = entry_places(b, rows, region, committed)
         held = log[int(b.slot[rows.number]), closer].reshape(-1, width)
-        value = torch.cat((flat[entry_places(b, rows, region, committed)], held))
     number = torch.cat((number, index[closer] // stride))
-    return ClosedEntries(value.float(), number, committed, closer, stride)
+    return ClosedEntries(flat, entry, held, number, committed, closer, stride)
 
 
 def entry_places(b: ForwardBatch, rows: SequenceRows, region: Region, count: int) -> Tensor:

@@ -9,7 +9,9 @@ from luce_core.model.batch import make_batch
 from luce_core.ops.pages import SCORE_ELEMENTS
 from luce_core.testing.rig import ModelRig
 
+from . import models_v41 as v41
 from .hugging_face import ALL, SELECTED, random_model, written
+from .models_v41 import BASE, CANDIDATES, streams
 
 TOKENS = 4200
 
@@ -38,15 +40,26 @@ def test_a_long_prompt_makes_neither_a_square_mask_nor_all_logits(tmp_path):
         "num_attention_heads": 2,
         "vocab_size": 5000,
     }
+    assert SCORE_ELEMENTS < TOKENS * TOKENS
+    assert largest_of_prefill(written(tmp_path / "m.gguf", *random_model(changes))) <= SCORE_ELEMENTS
+
+
+def largest_of_prefill(path):
     torch.set_num_threads(1)
-    path = written(tmp_path / "m.gguf", *random_model(changes))
     rig = ModelRig(path, "luce_arch_deepseek4.hooks", block_tokens=128, num_slots=1, num_blocks=36)
     batch = make_batch("prefill", [rig._rows(rig.open(), [row % 5000 for row in range(TOKENS)])])
     with Largest() as largest:
         result = rig.backend.forward(batch)
     assert result.logits is None
-    assert SCORE_ELEMENTS < TOKENS * TOKENS
-    assert largest.elements <= SCORE_ELEMENTS
+    return largest.elements
+
+
+def test_an_entry_per_token_makes_no_square_either(tmp_path):
+    """V4.1: scores of the indexer's heads, of blocks, of those within candidates."""
+    keys = BASE | streams([1, 1], (0,), (1,), 0, **CANDIDATES)
+    keys |= {"vocab_size": 5000, "attention.head_count": 2, "attention.indexer.head_count": 4}
+    path = v41.written(tmp_path / "m.gguf", keys, v41.random_tensors(keys))
+    assert largest_of_prefill(path) <= SCORE_ELEMENTS
 
 
 def test_a_long_text_keeps_its_window_and_all_entries(tmp_path):
