@@ -125,15 +125,20 @@ class StagedVerify:
     def fill(self, buffers: StageBuffers, inputs: Mapping[str, Any]) -> None:
         """Every number a step has, padding included."""
         host, (_, count, _, blocks) = buffers.view.host, buffers.bucket
-        rows = [_padded(row, count) for row in inputs["rows"]]
-        host["token"][:] = [token for row in rows for token in row.tokens]
-        host["index"][:], host["parent"][:], host["sees"][:] = row_places("held", rows)
-        host["position"][:] = host["index"]
-        for s, row in enumerate(inputs["rows"]):
-            if row.positions is not None:
-                host["position"][:, s * count : s * count + len(row.tokens)] = row.positions
+        rows: Sequence[RowSet] = inputs["rows"]
         host["slot"][:] = [row.slot for row in rows]
         host["length"][:] = [row.length for row in rows]
+        if count == 1:
+            host["token"][:] = [row.tokens[0] for row in rows]
+            host["index"][:], host["parent"][:], host["sees"][:] = host["length"], -1, 1
+        else:
+            padded = [_padded(row, count) for row in rows]
+            host["token"][:] = [token for row in padded for token in row.tokens]
+            host["index"][:], host["parent"][:], host["sees"][:] = row_places("held", padded)
+        host["position"][:] = host["index"]
+        for s, row in enumerate(rows):
+            if row.positions is not None:
+                host["position"][:, s * count : s * count + len(row.tokens)] = row.positions
         for group, _ in blocks:
             for s, row in enumerate(rows):
                 table = row.tables[group]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
-import torch
 from attrs import evolve
 from luce_backend_triton.executor import GraphExecutor, PlainCalls
 
 from luce_core.contracts import SamplingParams
-from luce_core.model.batch import RowSet, make_batch
 from luce_core.testing.dense import write_dense_model
 from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.pipeline import TOY_HOOKS, EngineRig, make_pipeline
@@ -140,29 +138,3 @@ def test_what_cannot_be_captured_runs_as_calls_and_the_log_says_so(write, caplog
         got = rig(write, GraphExecutor("cpu", refuse)).generate(*PROMPTS, max_tokens=8)
     assert got == wanted
     assert [record for record in caplog.records if "not permitted" in record.getMessage()]
-
-
-def test_positions_of_their_own_reach_the_batch(write):
-    one = rig(write, GraphExecutor("cpu", Captures()))
-    staged = one.pipeline.executor._programs["verify"].staged
-    seq = one.pipeline.blocks.open([1, 2], one.pipeline.blocks.match([]))
-    one.pipeline.blocks.reserve(seq, 4)
-    tables = {key.partition("/")[2]: table for key, table in one.pipeline.blocks.tables(seq).items()}
-    axes = one.engine.spec.position_axes
-    row = RowSet(
-        one.pipeline.blocks.slot(seq),
-        3,
-        [8, 9, 10],
-        tables,
-        parents=[-1, 0, 0],
-        positions=[[40, 41, 41]] * axes,
-    )
-    inputs = {"rows": [row], "top": [0]}
-    bucket = staged.bucket(inputs)
-    buffers = staged.stage(bucket)
-    staged.fill(buffers, inputs)
-    buffers.device.copy_(buffers.host)
-    got, wanted = buffers.view.batch, make_batch("held", [row], axes=axes)
-    for name in ("token", "index", "position", "parent", "sees", "slot", "length", "query_start"):
-        assert torch.equal(getattr(got, name), getattr(wanted, name)), name
-    one.pipeline.blocks.close(seq, one.engine._fence)

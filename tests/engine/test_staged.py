@@ -1,0 +1,138 @@
+"""Verifying over static buffers: the toy's law, whatever the bucket; what a bucket is, and what is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attrs import evolve
+
+from luce_core.contracts import SamplingParams
+from luce_core.engine.executor import EagerExecutor, EagerHandle
+from luce_core.engine.staged import LEAST_BLOCKS
+from luce_core.model.batch import RowSet, make_batch
+from luce_core.testing.drafters import ScriptedDrafter
+from luce_core.testing.pipeline import EngineRig
+
+PROMPTS = ([5, 9, 2], [7], list(range(1, 30)))
+
+
+class StagingExecutor(EagerExecutor):
+    """Runs staged programs over their buffers, poisoned before each step."""
+
+    def __init__(self):
+        super().__init__("cpu")
+        self.staged, self.made = {}, {}
+
+    def prepare(self, name, fn, buckets, staged=None):
+        self.staged[name] = staged
+        return super().prepare(name, fn, buckets)
+
+    def submit(self, steps):
+        results = {}
+        for step in steps:
+            staged = self.staged[step.program]
+            bucket = staged.bucket(step.inputs) if staged else None
+            if bucket is None:
+                results |= super().submit([step]).outputs()
+                continue
+            if bucket not in self.made:
+                self.made[bucket] = staged.stage(bucket)
+            buffers = self.made[bucket]
+            staged.fill(buffers, step.inputs)
+            buffers.device.fill_(-1).copy_(buffers.host)
+            results |= staged.finish(buffers, staged.compute(buffers), step.inputs)
+        return EagerHandle(super().submit([]).fence, results)
+
+
+def children(text, capacity):
+    """Two children of the anchor, one of them with a child."""
+    last = text[-1]
+    return [(last + 1) % 250, (last * 7 + 3) % 250, (last + 2) % 250][:capacity], [-1, -1, 0][:capacity]
+
+
+@pytest.fixture
+def rig(toy):
+    """rig(kind, ...) -> (EngineRig whose steps are staged, ToyLaw)."""
+
+    def make(kind="slots", **more):
+        plain, law = toy(kind, **more)
+        return EngineRig(evolve(plain.pipeline, executor=StagingExecutor())), law
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["slots", "pages", "window"])
+@pytest.mark.parametrize("drafted", [False, True])
+def test_the_toys_law_holds(rig, kind, drafted):
+    staged, law = rig(kind, drafters=[ScriptedDrafter(children)] if drafted else ())
+    answers = staged.generate(*PROMPTS, max_tokens=12)
+    assert answers == [law.greedy(prompt, 12) for prompt in PROMPTS]
+    made = staged.pipeline.executor.made
+    assert {bucket[0] for bucket in made} <= {1, 2, 3}
+    assert max(bucket[1] for bucket in made) == (4 if drafted else 1)
+
+
+def test_sampled_answers_and_logprobs_are_those_of_plain_calls(toy, rig):
+    params = SamplingParams(temperature=0.8, top_k=20, seed=5, logprobs=2)
+    answers = []
+    for made, _ in (toy("slots"), rig("slots")):
+        answer = made.submit(PROMPTS[0], 9, params)
+        made.run()
+        answers.append((answer.ids, answer.logprobs))
+    assert answers[0] == answers[1]
+
+
+def row_of(made, tokens, **more):
+    blocks = made.pipeline.blocks
+    seq = blocks.open([1, 2], blocks.match([]))
+    assert blocks.reserve(seq, len(tokens))
+    tables = {key.partition("/")[2]: table for key, table in blocks.tables(seq).items()}
+    return RowSet(blocks.slot(seq), 3, tokens, tables, **more)
+
+
+def test_what_a_bucket_is(rig):
+    made, _ = rig("pages")
+    staged = made.pipeline.executor.staged["verify"]
+
+    def bucket(*rows):
+        return staged.bucket({"rows": rows, "top": [0] * len(rows)})
+
+    one, tree = row_of(made, [8]), row_of(made, [8, 9, 10, 11, 12], parents=[-1, 0, 0, 1, 1])
+    assert bucket(one) == (1, 1, True, tuple((group, LEAST_BLOCKS) for group in one.tables))
+    assert bucket(one, tree)[:2] == (2, 6)
+    assert bucket(evolve(tree, wanted=[4])) is None
+    assert bucket(evolve(tree, sure=2)) is None
+    assert bucket(evolve(tree, tokens=[8] * 65, parents=None)) is None
+    made.engine.table.take(one.slot, SamplingParams(temperature=0.5), [1], [])
+    assert bucket(one)[2] is False
+
+
+@pytest.mark.parametrize("parents", [None, [-1, 0, 0]])
+def test_the_batch_is_that_of_plain_calls(rig, parents):
+    made, _ = rig("pages")
+    staged, axes = made.pipeline.executor.staged["verify"], made.engine.spec.position_axes
+    row = row_of(made, [8, 9, 10], parents=parents, positions=[[40, 41, 41]] * axes)
+    inputs = {"rows": [row], "top": [0]}
+    buffers = staged.stage(staged.bucket(inputs))
+    staged.fill(buffers, inputs)
+    buffers.device.copy_(buffers.host)
+    got, wanted = buffers.view.batch, make_batch("held", [row], axes=axes)
+    for name in (
+        "token",
+        "index",
+        "position",
+        "seq",
+        "parent",
+        "sees",
+        "slot",
+        "length",
+        "query_start",
+        "sure",
+    ):
+        assert torch.equal(getattr(got, name), getattr(wanted, name)), name
+    assert got.table.keys() == wanted.table.keys()
+    for group, theirs in wanted.table.items():
+        mine, used = got.table[group], theirs.block.shape[1]
+        assert torch.equal(mine.block[:, :used], theirs.block)
+        assert torch.equal(mine.first[:, :used], theirs.first)
+        assert torch.equal(mine.count, theirs.count)
