@@ -17,9 +17,11 @@ from attrs import frozen
 from luce_core.catalog import cache_folder
 from luce_core.cli.console import console, print_json, say, table
 from luce_core.cli.session import Session
+from luce_core.contracts import KernelCheck
 from luce_core.errors import LuceError
 from luce_core.option_fields import show_size
 from luce_core.options import Options
+from luce_core.registry import guarded, resolve
 
 Level = Literal["ok", "note", "wrong"]
 
@@ -45,8 +47,9 @@ def make(session: Session) -> click.Command:
     @click.command("doctor", help="Look at Python, torch, plugins, devices, options, disk and port, and say "
                    "what is wrong and how to fix it. The exit status is 1 if anything is.")
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-    def doctor(as_json: bool) -> int:
-        findings = examine(session)
+    @click.option("--kernels", is_flag=True, help="Run every kernel of the op layers beside the reference.")
+    def doctor(as_json: bool, kernels: bool) -> int:
+        findings = examine(session, kernels=kernels)
         wrong = [finding for finding in findings if finding.level == "wrong"]
         if as_json:
             print_json([{**_as_data(finding)} for finding in findings])
@@ -68,11 +71,13 @@ def _as_data(finding: Finding) -> dict[str, str]:
     }
 
 
-def examine(session: Session) -> list[Finding]:
+def examine(session: Session, *, kernels: bool = False) -> list[Finding]:
     """Every check. An error of ours in one of them is a finding, not the end of the examination."""
     checks: list[Callable[[Session], Iterator[Finding]]] = [
         _python, _torch, _options, _plugins, _devices, _memory, _models, _tools,
     ]
+    if kernels:
+        checks.append(_kernels)
     findings: list[Finding] = []
     for check in checks:
         try:
@@ -152,6 +157,31 @@ def _devices(session: Session) -> Iterator[Finding]:
         yield Finding("ok", "devices", f"{device.id}: {device.name}, {show_size(device.memory_bytes)}")
     if not found:
         yield Finding("wrong", "devices", "no device to run on", session.registry.missing_for("device.cpu"))
+
+
+def _kernels(session: Session) -> Iterator[Finding]:
+    """Every op layer that checks itself, on every device it runs on."""
+    registry, found = session.registry, False
+    for device in registry.find_devices()[0]:
+        for name in registry.names("ops"):
+            layer = registry.op_layer(name)
+            if not layer.value.self_check or not layer.value.features <= device.value.features:
+                continue
+            found = True
+            subject = f"The self-check of op layer {name!r} of {registry.title(layer.plugin)}"
+            run = resolve(layer.value.self_check, subject)
+            for check in guarded(subject, lambda run=run, on=device.value.id: list(run(on))):
+                yield _kernel_finding(f"{device.value.id} {name}", check)
+    if not found:
+        yield Finding("note", "kernels", "no op layer that runs here checks itself")
+
+
+def _kernel_finding(subject: str, check: KernelCheck) -> Finding:
+    text = f"{check.what}: relative error {check.error:.1e}, allowed {check.allowed:.0e}"
+    if check.error <= check.allowed:
+        return Finding("ok", subject, text)
+    fix = "Answers made with it are wrong here. Choose another layer with --op-layer, and report this one."
+    return Finding("wrong", subject, text, fix)
 
 
 def _memory(session: Session) -> Iterator[Finding]:

@@ -153,6 +153,18 @@ class OpLayer:
     """Where it packs weights: bytes it keeps per byte of the file."""
     scratch_bytes: int = 0
     """What its ops hold on the device beside weights, state and activations, whatever the model."""
+    self_check: str = ""
+    """"module:fn" (device id) -> KernelChecks, for `luce-core doctor --kernels`; "" = it has none."""
+
+
+@frozen
+class KernelCheck:
+    """One kernel beside the reference, on the device at hand."""
+
+    what: str
+    error: float
+    """Relative; NaN is wrong too."""
+    allowed: float
 
 
 @frozen

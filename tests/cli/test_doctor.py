@@ -93,3 +93,47 @@ def test_the_cache_folder_of_the_config_file_is_the_one_examined(toy, environmen
     found = [finding.text for finding in examine(Session((), env, tmp_path)) if finding.subject == "models"]
     assert len(found) == 1
     assert found[0].endswith(str(tmp_path / "elsewhere"))
+
+
+SELF_CHECK = """
+import sys
+@hookimpl
+def luce_register_ops():
+    run = f"{__name__}:run"
+    ops = (OpImpl("add", "operator:add"),)
+    return [
+        OpLayer("checked", ops, Equivalence.BITS, self_check=run),
+        OpLayer("elsewhere", ops, Equivalence.BITS, frozenset({"no such feature"}), self_check=run),
+        OpLayer("silent", ops, Equivalence.BITS),
+    ]
+def run(device):
+    assert device == "cpu"
+    yield KernelCheck("good", 1e-6, 1e-4)
+    yield KernelCheck("bad", 0.5, 1e-4)
+    yield KernelCheck("none", float("nan"), 1e-4)
+"""
+
+
+def test_kernels_that_differ_from_the_reference_are_wrong(luce, toy):
+    toy.write("checked", SELF_CHECK)
+    shown = luce("doctor", "--json", "--kernels", env={"LUCE_PORT": "0"})
+    rows = of(json.loads(shown.out), "cpu checked")
+    assert [row["level"] for row in rows] == ["ok", "wrong", "wrong"]
+    assert "bad: relative error 5.0e-01, allowed 1e-04" in rows[1]["text"]
+    assert "--op-layer" in rows[1]["fix"]
+    assert shown.status == 1
+    assert "elsewhere" not in shown.out
+    assert not of(json.loads(luce("doctor", "--json", env={"LUCE_PORT": "0"}).out), "cpu checked")
+
+
+def test_without_layers_that_check_themselves_doctor_says_so(luce, toy):
+    shown = luce("doctor", "--json", "--kernels", env={"LUCE_PORT": "0"})
+    assert [row["level"] for row in of(json.loads(shown.out), "kernels")] == ["note"]
+
+
+def test_a_self_check_that_breaks_is_a_finding(luce, toy):
+    toy.write("checked", SELF_CHECK.replace('assert device == "cpu"', 'raise ValueError("no such kernel")'))
+    shown = luce("doctor", "--json", "--kernels", env={"LUCE_PORT": "0"})
+    (row,) = of(json.loads(shown.out), "kernels")
+    assert row["level"] == "wrong"
+    assert "no such kernel" in row["text"]

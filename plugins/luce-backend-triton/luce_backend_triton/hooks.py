@@ -78,6 +78,7 @@ def luce_register_ops() -> list[OpLayer]:
             summaries[name],
             weight_share=memory.WEIGHT_SHARE,
             scratch_bytes=memory.SCRATCH_BYTES,
+            self_check=f"luce_backend_triton.selfcheck:check_{ops.lower()}",
         )
         for name, ops in LAYERS.items()
     ]

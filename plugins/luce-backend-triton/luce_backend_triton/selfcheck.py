@@ -1,0 +1,201 @@
+"""`luce-core doctor --kernels`: every kernel of a layer beside float64 or the reference ops, on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from luce_backend_triton import attention, delta, ops, state
+from luce_backend_triton.formats import BLOCKS, FORMATS
+from luce_core.contracts import (
+    AttentionSpec,
+    Commit,
+    DeltaSpec,
+    ForwardBatch,
+    KernelCheck,
+    Linear,
+    LinearGroup,
+    Norm,
+    RawLinear,
+    Region,
+    SeqTable,
+    SlotState,
+)
+from luce_core.gguf import FORMATS as KNOWN
+from luce_core.model.batch import RowSet, make_batch
+from luce_core.ops import build_ops
+
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "MXFP4": ()}
+"""Where blocks keep half floats, if not in front alone."""
+FLOATS = ("F32", "F16", "BF16")
+ROWS = (1, 2, 5, 16, 24, 70, 300)
+"""Of x: one for each kernel and pass."""
+ROUNDED = 2e-3
+"""Relative error of halves."""
+TREE = [-1, 0, 0, 1, 3]
+BLOCK, BLOCK_COUNT, SLOTS, HELD = 16, 12, 4, 8
+
+
+def check(layer: ops.Layer, device: str) -> Iterator[KernelCheck]:
+    """All checks of one layer."""
+    torch.manual_seed(0)
+    yield from products(layer, device, (*FORMATS, *FLOATS), ROWS)
+    yield from sequences(device)
+
+
+check_cuda, check_portable = partial(check, ops.CUDA), partial(check, ops.PORTABLE)
+
+
+# --- products
+
+
+def products(
+    layer: ops.Layer, device: str, names: Iterable[str], rows: Iterable[int]
+) -> Iterator[KernelCheck]:
+    """A normed group with bias, and a product with residual, of every format; the worst of both."""
+    names_of = ("pack_linear", "pack_group", "linear", "table_rows", "norm_linear", "linear_out")
+    namespace = build_ops({name: getattr(layer, name) for name in names_of})
+    width = 768
+    for name in names:
+        pairs = [_matrix(namespace, name, out, width, device) for out in (176, 40)]
+        group = LinearGroup(tuple(w for w, _ in pairs), namespace.pack_group(tuple(w for w, _ in pairs)))
+        norm = Norm(torch.rand(width, device=device) + 0.5, 1e-6)
+        for count in rows:
+            x, residual = torch.randn(count, width, device=device), torch.randn(count, 176, device=device)
+            normed = torch.nn.functional.rms_norm(x.double(), (width,), norm.weight.double(), norm.eps)
+            got = namespace.norm_linear(x, norm, group)
+            errors = [_error(y, normed @ exact.T + w.bias) for y, (w, exact) in zip(got, pairs, strict=True)]
+            out, exact = pairs[0]
+            plain = namespace.linear_out(x, out, residual) - residual
+            errors.append(_error(plain, x.double() @ exact.T + out.bias))
+            allowed = 2**-7 if name == "BF16" else ROUNDED
+            yield KernelCheck(f"{name}, {count} rows of x", max(errors), allowed)
+
+
+def _matrix(namespace: Any, name: str, out: int, width: int, device: str) -> tuple[Linear, Tensor]:
+    """Packed, and exact as float64."""
+    data = _random_blocks(name, out, width)
+    packed = namespace.pack_linear(RawLinear("w", name, (out, width), data, device))
+    exact = torch.from_numpy(np.array(KNOWN.by_name(name).dequantize(data))).view(out, width)
+    bias = torch.randn(out, device=device)
+    return Linear("w", out, width, name, packed, bias), exact.to(device, torch.float64)
+
+
+def _random_blocks(name: str, rows: int, cols: int) -> np.ndarray:
+    """u8[rows, row bytes]; factors of ordinary size, all other bits as they come."""
+    rng = np.random.default_rng(rows)
+    if name in FLOATS:
+        kind = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[name]
+        values = torch.from_numpy(rng.standard_normal((rows, cols)).astype(np.float32) * 0.05)
+        return values.to(kind).view(torch.uint8).numpy()
+    weights, size = BLOCKS[name]
+    blocks = rng.integers(0, 256, (rows * cols // weights, size), dtype=np.uint8)
+    for at in HALVES.get(name, (0,)):
+        factors = (rng.standard_normal(len(blocks)) * 0.02).astype("<f2")
+        blocks[:, at : at + 2] = factors.view(np.uint8).reshape(-1, 2)
+    if name == "MXFP4":
+        blocks[:, 0] = rng.integers(114, 130, len(blocks))
+    return blocks.reshape(rows, -1)
+
+
+# --- attention, linear attention, commits
+
+
+def sequences(device: str) -> Iterator[KernelCheck]:
+    """A prompt of two sequences, then a tree and a chain behind it, by the layer and by the reference."""
+    mine = build_ops({
+        "attention": attention.attention, "delta": delta.delta, "commit_pages": state.commit_pages,
+        "commit_slot": state.commit_slot, "commit_slots": state.commit_slots,
+    })  # fmt: skip
+    theirs = build_ops()
+    tables = [_tables(first) for first in ((5, 1, 7, 3, 9), (0, 10, 2, 8, 4))]
+    prompt = [RowSet(2, 0, [1] * 50, tables[0]), RowSet(0, 0, [1] * 19, tables[1])]
+    held = [
+        RowSet(2, 50, [1] * len(TREE), tables[0], parents=TREE),
+        RowSet(0, 19, [1] * 2, tables[1]),
+    ]
+    path = torch.tensor([[0, 1, 3], [0, 1, 0]], dtype=torch.int32, device=device)
+    commit = Commit(path, torch.tensor([3, 2], dtype=torch.int32, device=device))
+    for name, run in (("attention", _attention), ("Gated DeltaNet", _delta)):
+        one, other = (run(namespace, device) for namespace in (mine, theirs))
+        for phase, rows in (("prefill", prompt), ("held", held)):
+            batch = make_batch(phase, rows, device=device)
+            errors = [_error(a, b) for a, b in zip(one(batch, None), other(batch, None), strict=True)]
+            yield KernelCheck(f"{name}, {phase}", max(errors), ROUNDED)
+        pairs = zip(one(batch, commit), other(batch, commit), strict=True)
+        yield KernelCheck(f"{name}, commit", max(_error(a, b) for a, b in pairs), ROUNDED)
+
+
+def _tables(blocks: tuple[int, ...]) -> dict[str, SeqTable]:
+    return {"full": SeqTable(blocks, tuple(range(0, BLOCK * len(blocks), BLOCK)))}
+
+
+Run = Callable[[ForwardBatch, Commit | None], tuple[Tensor, ...]]
+"""Runs a batch (or commits one) -> its result and the state behind it."""
+
+
+def _attention(namespace: Any, device: str) -> Run:
+    rng = torch.Generator().manual_seed(1)
+    heads, kv_heads, dim = 8, 2, 64
+    shape = (BLOCK_COUNT, BLOCK, kv_heads, dim)
+    fields = {name: torch.randn(shape, generator=rng).to(device, torch.float16) for name in ("k", "v")}
+    region = Region("pages", "full", fields, BLOCK)
+    norm = Norm(1 + 0.1 * torch.randn(dim, generator=rng).to(device), 1e-6)
+    spec = AttentionSpec(0, heads, kv_heads, dim, dim, dim**-0.5, None, norm, norm, gate="sigmoid")
+
+    def run(batch: ForwardBatch, commit: Commit | None) -> tuple[Tensor, ...]:
+        if commit is not None:
+            namespace.commit_pages(batch, commit, (region,))
+            return tuple(field.float() for field in fields.values())
+        count = batch.token.shape[0]
+        q, gate = (torch.randn(count, heads * dim, generator=rng).to(device) for _ in range(2))
+        k, v = (torch.randn(count, kv_heads * dim, generator=rng).to(device) for _ in range(2))
+        y = namespace.attention(batch, q, k, v, region, spec, gate=gate)
+        return (y, *(field.float() for field in fields.values()))
+
+    return run
+
+
+def _delta(namespace: Any, device: str) -> Run:
+    rng = torch.Generator().manual_seed(2)
+    key_heads, heads, dim = 2, 4, 64
+    channels = (2 * key_heads + heads) * dim
+
+    def rand(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=rng).to(device)
+
+    def slot(shape: tuple[int, ...], fold: str, **log: tuple[int, ...]) -> SlotState:
+        rows = {name: rand(SLOTS, HELD, *one) for name, one in log.items()}
+        return SlotState("slot", 0.1 * rand(SLOTS, *shape), rows, fold)
+
+    conv = slot((3, channels), "shift", row=(channels,))
+    log = {"k": (key_heads, dim), "u": (heads, dim), "g": (heads,)}
+    memory = slot((heads, dim, dim), "delta_fold", **log)
+    spec = DeltaSpec(
+        0, key_heads, heads, dim, dim, Norm(1 + 0.1 * rand(dim), 1e-6), rand(channels, 4), -rand(heads).abs(),
+        rand(heads),
+    )  # fmt: skip
+
+    def run(batch: ForwardBatch, commit: Commit | None) -> tuple[Tensor, ...]:
+        if commit is not None:
+            for one in (conv, memory):
+                namespace.commit_slot(batch, commit, one)
+            return conv.state, memory.state
+        count = batch.token.shape[0]
+        given = [rand(count, width) for width in (channels, heads * dim, heads, heads)]
+        y = namespace.delta(batch, *given, conv, memory, spec)
+        return y, conv.state, memory.state
+
+    return run
+
+
+def _error(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+__all__ = ["check_cuda", "check_portable", "products", "sequences"]

@@ -1,0 +1,40 @@
+"""What `luce-core doctor --kernels` runs: all is well where it is, and a kernel that is wrong is seen."""
+
+from __future__ import annotations
+
+import torch
+from luce_backend_triton import attention, ops, selfcheck
+from luce_backend_triton.formats import FORMATS
+
+WHOLE = (*FORMATS, *selfcheck.FLOATS) if torch.cuda.is_available() else ("Q4_K", "BF16")
+ROWS = selfcheck.ROWS if torch.cuda.is_available() else (1, 70)
+
+
+def wrong(checks):
+    return [check.what for check in checks if not check.error <= check.allowed]
+
+
+def test_products_are_right(device):
+    checks = list(selfcheck.products(ops.CUDA, str(device), WHOLE, ROWS))
+    assert len(checks) == len(WHOLE) * len(ROWS)
+    assert not wrong(checks)
+
+
+def test_sequences_are_right(device):
+    checks = list(selfcheck.sequences(str(device)))
+    assert len(checks) == 6
+    assert not wrong(checks)
+
+
+def test_a_wrong_product_is_seen(device):
+    class Off(ops.Layer):
+        def linear_out(self, *args, **kwargs):
+            return super().linear_out(*args, **kwargs) * 1.01
+
+    assert len(wrong(selfcheck.products(Off(cuda=False), str(device), ("Q8_0",), (2,)))) == 1
+
+
+def test_a_wrong_op_is_seen(device, monkeypatch):
+    real = attention.attention
+    monkeypatch.setattr(attention, "attention", lambda *args, **kwargs: real(*args, **kwargs) + 0.1)
+    assert wrong(selfcheck.sequences(str(device))) == ["attention, prefill", "attention, held"]
