@@ -98,7 +98,7 @@ class RouteSpec:
     bias: Tensor | None = None
     """f32[X] added for the choice only."""
     given_bias: Tensor | None = None
-    """f32[X] in its place for rows given as embeddings."""
+    """f32[X] in its place for rows given as embeddings, which choose by it even where there is a `table`."""
     groups: int = 1
     top_groups: int = 1
     renorm: bool = True

@@ -31,10 +31,14 @@ def route(
     if spec.softcap:
         logits = ops.softcap(logits, spec.softcap)
     scores = _scores(ops, logits, spec)
+    given = None if spec.given_bias is None or b.embed_rows is None else b.embed_rows.long()
     if spec.table is not None:
         ids = spec.table[b.token.long()].long()
+        if given is not None:
+            best = ops.topk(_eligible(scores[given], spec.given_bias, spec), spec.top_k)
+            ids = ids.index_copy(0, given, best.long())
     else:
-        ids = ops.topk(_eligible(b, scores, spec), spec.top_k).long()
+        ids = ops.topk(_eligible(scores, _bias(scores, given, spec), spec), spec.top_k).long()
     weight = scores.gather(1, ids)
     if spec.renorm:
         weight = weight / (weight.sum(1, keepdim=True) + 1e-20)
@@ -53,14 +57,18 @@ def _scores(ops: Any, logits: Tensor, spec: RouteSpec) -> Tensor:
     return ops.act(logits, "softplus").sqrt()  # type: ignore[no-any-return]
 
 
-def _eligible(b: ForwardBatch, scores: Tensor, spec: RouteSpec) -> Tensor:
+def _bias(scores: Tensor, given: Tensor | None, spec: RouteSpec) -> Tensor | None:
+    """Of all rows, or one per row where rows given as embeddings have their own."""
+    if given is None or spec.given_bias is None:
+        return spec.bias
+    text = torch.zeros_like(scores) if spec.bias is None else spec.bias.expand_as(scores)
+    return text.index_copy(0, given, spec.given_bias.expand(given.shape[0], -1))
+
+
+def _eligible(scores: Tensor, bias: Tensor | None, spec: RouteSpec) -> Tensor:
     """What the choice goes by: biased scores, -inf outside the best groups."""
-    plain = scores
-    if spec.bias is not None:
-        scores = scores + spec.bias
-    if spec.given_bias is not None and b.embed_rows is not None:
-        given = b.embed_rows.long()
-        scores = scores.index_copy(0, given, plain[given] + spec.given_bias)
+    if bias is not None:
+        scores = scores + bias
     if spec.groups == 1:
         return scores
     grouped = scores.view(scores.shape[0], spec.groups, -1)

@@ -55,15 +55,17 @@ SCORES = {
 }
 
 
-def routed_by_loops(token, logits, spec):
-    """{expert: weight} of one row, in plain Python."""
+def routed_by_loops(token, logits, spec, given=False):
+    """{expert: weight} of one row, in plain Python. given: as an embedding."""
     if spec.softcap:
         logits = [spec.softcap * math.tanh(x / spec.softcap) for x in logits]
     scores = SCORES[spec.score](logits)
-    if spec.table is not None:
+    own = given and spec.given_bias is not None
+    if spec.table is not None and not own:
         ids = spec.table[token].tolist()
     else:
-        choice = [s + (0.0 if spec.bias is None else spec.bias[e].item()) for e, s in enumerate(scores)]
+        bias = spec.given_bias if own else spec.bias
+        choice = [s + (0.0 if bias is None else bias[e].item()) for e, s in enumerate(scores)]
         size = len(scores) // spec.groups
         groups = [choice[g * size : (g + 1) * size] for g in range(spec.groups)]
         best = sorted(range(spec.groups), key=lambda g: -sum(sorted(groups[g])[-2:]))[: spec.top_groups]
@@ -86,9 +88,11 @@ def routed_by_loops(token, logits, spec):
     table=st.booleans(),
     softcap=st.sampled_from([0.0, 1.5]),
     plain=st.booleans(),
+    given_bias=st.booleans(),
+    given=st.sets(st.integers(0, 4)),
 )
 def test_routes_are_those_of_the_loops(
-    seed, score, bias, groups, renorm, scale, per_expert, table, softcap, plain
+    seed, score, bias, groups, renorm, scale, per_expert, table, softcap, plain, given_bias, given
 ):
     rng = np.random.default_rng(seed)
     tables = np.stack([rng.permutation(EXPERTS)[:TOP] for _ in range(VOCAB)])
@@ -96,6 +100,7 @@ def test_routes_are_those_of_the_loops(
         top_k=TOP,
         score=score,
         bias=numbers(EXPERTS, seed=seed + 1) if bias else None,
+        given_bias=numbers(EXPERTS, seed=seed + 5) if given_bias else None,
         groups=groups[0],
         top_groups=groups[1],
         renorm=renorm,
@@ -107,13 +112,15 @@ def test_routes_are_those_of_the_loops(
     x, w = numbers(5, WIDTH, seed=seed), numbers(EXPERTS, WIDTH, seed=seed + 3)
     norm = Norm(numbers(WIDTH, seed=seed + 4), 1e-6)
     b = batch(5, seed)
+    if given:
+        b = attrs.evolve(b, embed_rows=torch.tensor(sorted(given)), embeds=numbers(len(given), WIDTH))
     router = w if plain else Linear("r", EXPERTS, WIDTH, "F32", w)
     ids, weight = OPS.route(b, x, norm, router, spec)
     assert ids.dtype == torch.int32
     n = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight.double()
     logits = (n @ w.double().T).tolist()
     for row in range(5):
-        want = routed_by_loops(b.token[row].item(), logits[row], spec)
+        want = routed_by_loops(b.token[row].item(), logits[row], spec, row in given)
         got = dict(zip(ids[row].tolist(), weight[row].tolist(), strict=True))
         assert got == pytest.approx(want, rel=1e-4, abs=1e-6)
 

@@ -161,15 +161,21 @@ ROUTES: Mapping[str, dict[str, Any]] = {
     "sigmoid, groups": {"score": "sigmoid", "bias": True, "groups": 4, "top_groups": 2, "scale": 2.5},
     "sqrt softplus": {"score": "sqrt_softplus", "bias": True, "softcap": 3.0, "renorm": False},
     "table": {"score": "sqrt_softplus", "table": True, "per_expert": True},
+    "given rows": {"score": "sqrt_softplus", "bias": True, "given_bias": True},
+    "given rows, groups, no other bias": {"given_bias": True, "groups": 4, "top_groups": 2},
+    "given rows, table": {"score": "sqrt_softplus", "table": True, "given_bias": True},
 }
 
 
 def _route(w: OpWorld, options: dict[str, Any]) -> OpRun:
     b, norm, matrix = w.batch("held"), w.norm(), w.numbers(8, WIDTH)
     made: dict[str, Tensor] = {}
-    for name in ("bias", "per_expert"):
+    for name in ("bias", "given_bias", "per_expert"):
         if options.get(name):
             made[name] = w.numbers(8).abs()
+    if options.get("given_bias"):
+        rows = torch.tensor([1, 4], dtype=torch.int32, device=w.device)
+        b = evolve(b, embed_rows=rows, embeds=w.numbers(2, WIDTH))
     if options.get("table"):
         made["table"] = w.here(torch.stack([torch.arange(3) + n % 6 for n in range(16)]).to(torch.int32))
     spec = RouteSpec(**{"top_k": 3, **options, **made})
