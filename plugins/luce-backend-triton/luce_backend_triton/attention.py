@@ -16,6 +16,7 @@ from torch import Tensor
 
 from luce_backend_triton import attention_kernels as kernels
 from luce_backend_triton import product, shapes
+from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import AttentionSpec, ForwardBatch, Region, RopeSpec
 from luce_core.errors import PluginError
 from luce_core.ops import attention as reference
@@ -58,14 +59,15 @@ class Room:
     """Whether Triton uses its tensor cores (compute capability 8.0 and newer)."""
 
 
-INTERPRETED = Room(4, 1 << 20, True)
+EMULATED = Room(4, 1 << 20, True)
+"""Stands for a device in the interpreter."""
 
 
 @cache
 def room_of(device: torch.device) -> Room:
     """Of a device."""
     if device.type != "cuda":
-        return INTERPRETED
+        return EMULATED
     room = shapes.room_of(device.index or 0)
     return Room(room.multiprocessors, room.block_bytes, torch.cuda.get_device_capability(device)[0] >= 8)
 
@@ -176,7 +178,7 @@ def _make_rows(
     norms = (spec.q_norm, spec.k_norm, spec.v_norm)
     weights = [q if norm is None else norm.weight for norm in norms]
     eps = [0.0 if norm is None else norm.eps for norm in norms]
-    per, overlap = 8 if rows * heads >= 1024 else 1, overlaps(q.device)
+    per, overlap = 8 if INTERPRETED or rows * heads >= 1024 else 1, overlaps(q.device)
     groups = -(-heads // per) + (2 * -(-kv_heads // per) if write else 0)
     width = max(dim, spec.value_dim)
     kernels.make_rows[(rows, groups)](

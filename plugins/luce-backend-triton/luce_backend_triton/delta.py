@@ -1,4 +1,4 @@
-"""Op `delta`: one launch for held rows, six for prompts, none of which waits for the host.
+"""Op `delta`: one launch for a held row, three or four for trees, five for prompts; none waits for the host.
 
 Prompts of Kimi Delta Attention, and shapes the kernels do not take, go to the reference.
 """
@@ -46,7 +46,7 @@ def halves(device: torch.device) -> torch.dtype:
 
 
 def _padded(dim: int) -> int:
-    return max(16, triton.next_power_of_2(dim))
+    return max(16, int(triton.next_power_of_2(dim)))
 
 
 def _takes(b: ForwardBatch, conv: SlotState, state: SlotState, spec: DeltaSpec) -> bool:

@@ -19,6 +19,7 @@ from luce_backend_triton import few_rows, kernels, moe_kernels, nvrtc, product, 
 from luce_backend_triton.few_rows import POINTER, Shape
 from luce_backend_triton.formats import FORMATS, TILE_ROWS, tiles_of
 from luce_backend_triton.matrix import Matrix
+from luce_backend_triton.memory import SCRATCH_BYTES
 from luce_backend_triton.product import ACTS, Rows
 from luce_core.contracts import Clamp, ExpertBank, Norm, SharedExpert
 from luce_core.ops import moe as reference
@@ -206,7 +207,7 @@ class _Sorted:
     def _dense(self, x: Tensor, factors: Tensor, matrix: Matrix, y: Tensor, per: int) -> None:
         """Experts as f16, as many at a time as the scratch holds."""
         n, wide = y.shape[1], x.shape[1]
-        step = max(1, min(self.count, product.SCRATCH_BYTES // 2 // (n * wide)))
+        step = max(1, min(self.count, SCRATCH_BYTES // 2 // (n * wide)))
         for first in range(0, self.count, step):
             count = min(step, self.count - first)
             scratch = _scratch(x.device, count * n * wide).view(count * n, wide)
@@ -221,7 +222,7 @@ class _Sorted:
 
 def _scratch(device: torch.device, need: int) -> Tensor:
     """f16[need], where dense weights of other products are made too."""
-    room = max(need, product.SCRATCH_BYTES // 2) if device.type == "cuda" else need
+    room = max(need, SCRATCH_BYTES // 2) if device.type == "cuda" else need
     return product._scratch(device, room)[:need]
 
 

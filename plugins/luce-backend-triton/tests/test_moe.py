@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from luce_backend_triton import moe, ops, product
+from luce_backend_triton import moe, ops
 
 from luce_core.contracts import Clamp, ExpertStack, Linear, LinearGroup, Norm, RawLinear, SharedExpert
 from luce_core.model.weights import ResidentExperts
@@ -70,7 +70,7 @@ def test_without_norm_shared_expert_and_residual(device, rng, layer):
 
 def test_experts_go_through_the_scratch_in_slices(device, rng, layer, monkeypatch):
     monkeypatch.setattr(moe, "FEW_PAIRS", 0)
-    monkeypatch.setattr(product, "SCRATCH_BYTES", 2 * 2 * 2 * HIDDEN * 256)
+    monkeypatch.setattr(moe, "SCRATCH_BYTES", 2 * 2 * 2 * HIDDEN * 256)
     x, routed = inputs(device, rng, 7)
     given = (x, None, routed, layer[0])
     check(moe.PORTABLE.experts(OPS, *given), OPS.experts(*given))
