@@ -38,7 +38,8 @@ class StagedVerify:
     padding.
 
     Greedy steps pick on the device; one row per sequence is committed there too, so nothing waits for the
-    host. Other steps leave logits, and `finish` does the rest.
+    host. Other steps, and those that want log-probabilities, leave logits, and `finish` does the rest. All
+    buckets leave them in one place: what captured work gives back is kept as long as the capture.
     """
 
     fetch: tuple[str, ...] = ("picks",)
@@ -46,6 +47,7 @@ class StagedVerify:
     def __init__(self, programs: Programs) -> None:
         self.programs = programs
         self.device = torch.device(programs.table.device)
+        self._logits = torch.empty(0, 0)
 
     @property
     def generation(self) -> int:
@@ -63,12 +65,14 @@ class StagedVerify:
         blocks = tuple(
             (group, _power(max(len(row.tables[group].blocks) for row in rows))) for group in rows[0].tables
         )
-        return len(rows), count, not flags - {"logprobs"}, blocks
+        return len(rows), count, not flags and not any(inputs["top"]), blocks
 
     def stage(self, bucket: Bucket) -> StageBuffers:
         """One buffer for all of a step's numbers: one copy takes them to the device."""
-        num_seqs, count, _, blocks = bucket
+        num_seqs, count, greedy, blocks = bucket
         rows, words = num_seqs * count, -(-count // WORD_BITS)
+        if not greedy and self._logits.shape[0] < rows:
+            self._logits = torch.empty(rows, self.programs.table.vocab, device=self.device)
         shapes: dict[str, tuple[int, ...]] = {"sees": (rows, words)}
         shapes |= dict.fromkeys(("token", "index", "parent"), (rows,))
         shapes["position"] = (self.programs.axes, rows)
@@ -154,13 +158,11 @@ class StagedVerify:
         logits = backend.forward(stage.batch).logits
         if logits is None:
             raise AssertionError("a held batch returned no logits")
-        results = {"logits": logits}
-        if greedy:
-            plain = StepParams(self.programs.table, frozenset())
-            results["picks"] = ops.sample(logits, stage.batch, plain)
         if count == 1:
             backend.commit(stage.batch, stage.commit)
-        return results
+        if greedy:
+            return {"picks": ops.sample(logits, stage.batch, StepParams(self.programs.table, frozenset()))}
+        return {"logits": self._logits[: logits.shape[0]].copy_(logits)}
 
     def finish(
         self, buffers: StageBuffers, results: Mapping[str, Tensor], inputs: Mapping[str, Any]
@@ -168,10 +170,12 @@ class StagedVerify:
         """Accept, commit, report; what `compute` left of it."""
         programs, stage, count = self.programs, buffers.view, buffers.bucket[1]
         rows: Sequence[RowSet] = inputs["rows"]
-        logits, picks = results["logits"], results.get("picks")
-        if picks is None:
+        greedy, top = buffers.bucket[2], inputs["top"]
+        if greedy:
+            picks = results["picks"]
+        else:
             params = programs.table.step(row.slot for row in rows)
-            processed = programs.ops.process_logits(logits, stage.batch, params)
+            processed = programs.ops.process_logits(results["logits"], stage.batch, params)
             picks = programs.ops.sample(processed, stage.batch, params)
         picked: list[int] = picks.tolist()
         paths = [
@@ -186,8 +190,7 @@ class StagedVerify:
             programs.backend.commit(stage.batch, commit)
         for drafter in programs.drafters:
             drafter.observe(stage.batch, commit)
-        top = inputs["top"]
-        logprobs = programs.logprobs(logits, picks.to(logits.device), max(top)) if any(top) else None
+        logprobs = programs.logprobs(results["logits"], picks, max(top)) if any(top) else None
         starts = range(0, count * len(rows), count)
         return {"verdicts": make_verdicts(paths, starts, picked, logprobs, top)}
 

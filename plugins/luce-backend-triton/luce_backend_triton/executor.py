@@ -22,6 +22,8 @@ from luce_core.contracts import Bucket, Claim, ExecutorContext, Fence, StageBuff
 log = logging.getLogger(__name__)
 
 Results = Mapping[str, Tensor]
+MOST_BUCKETS = 64
+"""Of a program: a graph of a thousand nodes takes the driver about a megabyte."""
 
 
 class Captured(Protocol):
@@ -145,10 +147,13 @@ class GraphExecutor:
         if program.generation != staged.generation:
             program.buckets.clear()
             program.generation = staged.generation
-        prepared = program.buckets.get(bucket)
+        prepared = program.buckets.pop(bucket, None)
         first = prepared is None
         if prepared is None:
-            prepared = program.buckets[bucket] = Prepared(staged.stage(bucket))
+            if len(program.buckets) == MOST_BUCKETS:
+                program.buckets.pop(next(iter(program.buckets)))  # the one that was used longest ago
+            prepared = Prepared(staged.stage(bucket))
+        program.buckets[bucket] = prepared
         results = self._run(staged, prepared, step.inputs, first)
         return partial(staged.finish, prepared.buffers, results, step.inputs)
 

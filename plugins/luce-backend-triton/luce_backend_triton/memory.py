@@ -5,4 +5,4 @@ WEIGHT_SHARE = 1.03
 SCRATCH_BYTES = 512 << 20
 """Of dense f16 weights that are made at a time."""
 GRAPH_BYTES = 64 << 20
-"""What the driver keeps of captured steps: about ten of a thousand nodes each."""
+"""What the driver keeps of captured steps: `executor.MOST_BUCKETS` of a thousand nodes each."""

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 from attrs import evolve
+from luce_backend_triton import executor
 from luce_backend_triton.executor import GraphExecutor, PlainCalls
 
 from luce_core.contracts import SamplingParams
@@ -59,10 +60,10 @@ def write(request, tmp_path):
     return write_toy_model(tmp_path / "toy.gguf", salt=7, context=256, **shape), (TOY_HOOKS,)
 
 
-def rig(write, executor=None, drafters=()):
+def rig(write, runs=None, drafters=()):
     path, hooks = write
     pipeline = make_pipeline(path, *hooks, options={"ctx_size": 128}, drafters=drafters)
-    return EngineRig(pipeline if executor is None else evolve(pipeline, executor=executor))
+    return EngineRig(pipeline if runs is None else evolve(pipeline, executor=runs))
 
 
 @pytest.mark.parametrize(
@@ -72,8 +73,8 @@ def rig(write, executor=None, drafters=()):
 def test_tokens_are_those_of_plain_calls(write, params, drafted):
     captures = Captures()
     rigs = [
-        rig(write, executor, [ScriptedDrafter(branches)] if drafted else ())
-        for executor in (None, GraphExecutor("cpu", captures))
+        rig(write, runs, [ScriptedDrafter(branches)] if drafted else ())
+        for runs in (None, GraphExecutor("cpu", captures))
     ]
     wanted, got = (one.generate(*PROMPTS, max_tokens=7, params=params) for one in rigs)
     assert got == wanted
@@ -83,8 +84,7 @@ def test_tokens_are_those_of_plain_calls(write, params, drafted):
 def test_a_network_of_ops_answers_the_same(tmp_path):
     write = write_dense_model(tmp_path / "dense.gguf", layers=1), (TOY_HOOKS, DENSE_HOOKS)
     rigs = [
-        rig(write, executor, [ScriptedDrafter(branches)])
-        for executor in (None, GraphExecutor("cpu", Captures()))
+        rig(write, runs, [ScriptedDrafter(branches)]) for runs in (None, GraphExecutor("cpu", Captures()))
     ]
     wanted, got = (one.generate(*PROMPTS[:2], max_tokens=5) for one in rigs)
     assert got == wanted
@@ -92,8 +92,8 @@ def test_a_network_of_ops_answers_the_same(tmp_path):
 
 def test_logprobs_are_those_of_plain_calls(write):
     answers = []
-    for executor in (None, GraphExecutor("cpu", Captures())):
-        one = rig(write, executor)
+    for runs in (None, GraphExecutor("cpu", Captures())):
+        one = rig(write, runs)
         answer = one.submit(PROMPTS[0], 8, LOGPROBS)
         one.run()
         answers.append(answer.logprobs)
@@ -116,6 +116,17 @@ def test_a_bucket_is_captured_once_when_it_comes_again(write):
     one.generate([6, 4], max_tokens=9)
     assert len(captures) == 1
     assert captures[0].runs >= 16
+
+
+def test_the_bucket_that_was_used_longest_ago_goes(write, monkeypatch):
+    monkeypatch.setattr(executor, "MOST_BUCKETS", 2)
+    captures = Captures()
+    one = rig(write, GraphExecutor("cpu", captures))
+    buckets = one.pipeline.executor._programs["verify"].buckets
+    for count in (1, 2, 1, 3):
+        one.generate(*[[3, 4 + n] for n in range(count)], max_tokens=4)
+        assert next(reversed(buckets))[0] == count
+    assert [bucket[0] for bucket in buckets] == [1, 3]
 
 
 def test_moved_tensors_are_captured_anew(write):
