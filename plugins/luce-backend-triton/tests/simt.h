@@ -125,10 +125,10 @@ static void run_block(int threads) {
   current = 0, threadIdx = fibers[0].thread;
   swapcontext(&outside, &fibers[0].context);
 }
-static void run_grid(int blocks, int threads, int shared_bytes) {
-  gridDim = {(unsigned)blocks, 1, 1};
-  for (int block = 0; block < blocks; block++) {
-    blockIdx = {(unsigned)block, 0, 0};
+static void run_grid(int blocks, int threads, int shared_bytes, int deep = 1) {
+  gridDim = {(unsigned)blocks, 1, (unsigned)deep};
+  for (int block = 0; block < blocks * deep; block++) {
+    blockIdx = {(unsigned)(block % blocks), 0, (unsigned)(block / blocks)};
     block_shared = (uint8_t*)aligned_alloc(64, (shared_bytes + 127) / 64 * 64);
     memset(block_shared, 0xff, shared_bytes);  // NaN: nothing may count on what is there
     run_block(threads);

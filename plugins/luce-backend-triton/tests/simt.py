@@ -30,25 +30,38 @@ REPLACED = {
 """Patterns of what no C++ compiler takes, and what stands there instead."""
 
 
-def source_of(name: str) -> str:
-    """`csrc/NAME.cu` behind what belongs in front of it, as C++."""
-    source = "".join((nvrtc.SOURCES / part).read_text() for part in ("common.cuh", f"{name}.cu"))
+def source_of(*names: str) -> str:
+    """`csrc/NAME.cu` of all, behind what belongs in front of them, as C++."""
+    parts = ("common.cuh", *(f"{name}.cu" for name in names))
+    source = "".join((nvrtc.SOURCES / part).read_text() for part in parts)
     for pattern, text in REPLACED.items():
         source = re.sub(pattern, text, source, flags=re.DOTALL)
     return source
 
 
-def build(folder: Path, name: str, function: str, defines: dict[str, int], parameters: str) -> ctypes.CDLL:
-    """A library with `launch(parameters, blocks, threads, shared bytes)`. parameters: fields of a struct, in
-    the order in which the function takes them.
+def build(
+    folder: Path,
+    name: str,
+    function: str,
+    defines: dict[str, int],
+    parameters: str,
+    after: tuple[str, ...] = (),
+) -> ctypes.CDLL:
+    """A library with `launch(parameters, blocks, threads, shared bytes)`, and `launch_deep`, which takes
+    gridDim.z too. parameters: fields of a struct, in the order in which the function takes them. after:
+    sources in front.
     """
     names = [part.split()[-1].lstrip("*") for part in parameters.split(";") if part.strip()]
     call = ", ".join(f"given->{one}" for one in names)
-    source = f'#include "{Path(__file__).parent / "simt.h"}"\n{source_of(name)}\n'
+    source = f'#include "{Path(__file__).parent / "simt.h"}"\n{source_of(*after, name)}\n'
     source += f"struct Given {{ {parameters} }};\nstatic Given* given;\n"
     source += f"static void call() {{ {function}({call}); }}\n"
     source += 'extern "C" void launch(Given* it, int blocks, int threads, int shared_bytes) {\n'
     source += "  given = it, body = call;\n  run_grid(blocks, threads, shared_bytes);\n}\n"
+    source += (
+        'extern "C" void launch_deep(Given* it, int blocks, int threads, int shared_bytes, int deep) {\n'
+    )
+    source += "  given = it, body = call;\n  run_grid(blocks, threads, shared_bytes, deep);\n}\n"
     unit, library = folder / f"{name}.cpp", folder / f"{name}.so"
     unit.write_text(source)
     flags = [f"-D{key}={value}" for key, value in defines.items()]

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 import torch.nn.functional as F
-from luce_backend_triton import few_floats, few_rows, formats
+from luce_backend_triton import few_floats, few_rows, formats, moe
 from luce_backend_triton.few_rows import Shape
 
 from . import simt
@@ -95,3 +95,40 @@ def test_dense(tmp_path, dtype, rows, cols, m, kind, grid):
     it = DenseGiven(weights.data_ptr(), few_floats._in(given), out, wide)
     library.launch(ctypes.byref(it), grid, 32 * few_floats.WARPS, few_floats.shared_bytes(m, wide))
     close(y, ready @ weights.double().T + bias.double() + residual.double(), 1e-6)
+
+
+MOE = "const u8 *x; Stack stack; int tiles; int blocks; int room;"
+MoeGiven = fields(
+    ("x", ctypes.c_void_p),
+    ("stack", moe._Stack),
+    *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")),
+)
+
+
+@pytest.mark.parametrize(("name", "per", "grid"), [("Q4_K", 2, 2), ("Q6_K", 1, 1)])
+def test_experts(tmp_path, blocks, dequantized, name, per, grid):
+    count, rows, cols, shape = 3, 40, 512, Shape("gemv", 1, 1, 4, 2)
+    tall = formats.tiles_of(rows) * formats.TILE_ROWS
+    data = [blocks(name, count * tall, cols, seed) for seed in (1, 2)]
+    records = [formats.pack(name, torch.from_numpy(one)).contiguous() for one in data]
+    ids = torch.tensor([2, 0, -1, 3, 1, 2], dtype=torch.int32)
+    lut = torch.tensor([1, 2, 0, -1], dtype=torch.int32)
+    pairs, x = ids.numel(), torch.randn(6 // per, cols)
+    given = few_rows.prepare(x, "gemv").contiguous()
+    y = [torch.full((pairs, rows), torch.nan) for _ in data]
+    defines = few_rows.defines(formats.FORMATS[name], shape)
+    library = simt.build(tmp_path, "moe", "moe_gemv", defines, MOE, after=("gemv",))
+    tiles, across = tall // formats.TILE_ROWS, records[0].shape[1]
+    at = (ids.data_ptr(), lut.data_ptr())
+    stack = moe._Stack(moe._two(records), *at, moe._two(y), per, x.shape[0], rows, pairs)
+    it = MoeGiven(given.data_ptr(), stack, tiles, across, shape.warp_room(tiles, across, grid))
+    shared = shape.shared_bytes(formats.FORMATS[name], tiles, across, grid)
+    library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, pairs * len(data))
+    for got, one in zip(y, data, strict=True):
+        exact = torch.from_numpy(dequantized(one, name).copy()).double().view(count, tall, cols)
+        for pair, expert in enumerate(ids.tolist()):
+            place = -1 if expert < 0 else int(lut[expert])
+            if place < 0:
+                assert not got[pair].any()
+            else:
+                close(got[pair], exact[place, :rows] @ x[pair // per].double(), 1e-4)
