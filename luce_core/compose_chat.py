@@ -6,6 +6,7 @@ from functools import partial
 
 from luce_core.contracts import BackendPlan, ChatContext, ChatFormat
 from luce_core.errors import PluginError
+from luce_core.plan_media import media_processor
 from luce_core.plan_models import plugin_options
 from luce_core.registry import Registry, guarded, resolve
 from luce_core.text import ChatTemplate, Tokenizer
@@ -21,12 +22,14 @@ def compose_chat(
 
     Raises PluginError when a factory fails or returns the wrong thing.
     """
+    processor = media_processor(plan, registry)
+    image = processor.placeholder if processor else ""
     for name in plan.parts["chat"]:
         found = registry.part("chat", name)
         subject = f"Chat {name!r} of {registry.title(found.plugin)}"
         factory = resolve(found.value.factory, subject)
         options = plugin_options(registry, plan.values, found.plugin)
-        context = ChatContext(options, tokenizer, template.all_source, not template.fallback)
+        context = ChatContext(options, tokenizer, template.all_source, not template.fallback, image)
         made = guarded(f"{subject}: its factory {found.value.factory!r}", partial(factory, context))
         if made is None:
             continue

@@ -6,10 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from luce_core.contracts import BackendPlan, MediaContext, MediaProcessor, ModelRequest, ModelSpec, Provenance
+from luce_core.contracts import (
+    BackendPlan,
+    BorrowedEncoder,
+    MediaContext,
+    MediaProcessor,
+    ModelRequest,
+    ModelSpec,
+    Provenance,
+)
 from luce_core.errors import ModelFormatError, PluginError
 from luce_core.plan_fields import MODELS, Fields
-from luce_core.registry import Registry, guarded, resolve
+from luce_core.registry import Registry, choices, guarded, resolve
 
 if TYPE_CHECKING:
     from luce_core.gguf import GgufHeader
@@ -34,13 +42,17 @@ def add_projector(
     path = str(given)
     part, spec = _encoder_of(fields, path, read, describe)
     values = fields.values
-    processor = make_processor(fields.registry, values, part, target=target.spec(0), encoder=spec, path=path)
+    model = target.spec(0)
+    processor = make_processor(fields.registry, values, part, target=model, encoder=spec, path=path)
     if processor.placeholder not in set(target.header.strings(TOKENS, ())):
         raise ModelFormatError(
             f"Projector file {path!r} does not go with {target.path!r}: that model has no token "
             f"{processor.placeholder!r}, which stands for the rows of an image. Use the projector file that "
             "was made for the model, or go without --mmproj."
         )
+    borrowed = _borrowed(model, spec)
+    if borrowed is not None:
+        fields.problem(borrowed.caution, "Go without --mmproj, if you rely on the answers.", fatal=False)
     origin = fields.origin[PROJECTOR]
     fields.values["parts.encoder"] = (part,)
     fields.origin["parts.encoder"] = Provenance(origin.source, origin.by, f"runs {path!r}")
@@ -91,11 +103,29 @@ def make_processor(
         raise PluginError(f"{subject} names no processor, so nothing can make images ready for it.")
     make = resolve(found.value.processor, f"{subject}: its processor")
     options = plugin_options(registry, values, found.plugin)
-    context = MediaContext(part, options, target, encoder, path, int(values[MAX_PIXELS]))
+    token = _placeholder(target, encoder, path)
+    context = MediaContext(part, options, target, encoder, path, int(values[MAX_PIXELS]), token)
     processor: MediaProcessor = guarded(
         f"{subject}: its processor {found.value.processor!r}", lambda: make(context)
     )
     return processor
+
+
+def _borrowed(target: ModelSpec, encoder: ModelSpec) -> BorrowedEncoder | None:
+    """How the target takes the rows of an encoder that was not made for it; None where it was."""
+    found = target.borrows
+    return found if found is not None and encoder.arch in found.families else None
+
+
+def _placeholder(target: ModelSpec, encoder: ModelSpec, path: str) -> str:
+    borrowed = _borrowed(target, encoder)
+    if borrowed is None or borrowed.placeholder:
+        return borrowed.placeholder if borrowed else ""
+    raise ModelFormatError(
+        f"Projector file {path!r} cannot be used with the model of architecture {target.arch!r}: its "
+        f"vocabulary has no token that could stand for the rows of an image; wanted one of "
+        f"{choices(map(repr, borrowed.wanted))}. Use a file that has one, or go without --mmproj."
+    )
 
 
 def media_processor(plan: BackendPlan, registry: Registry) -> MediaProcessor | None:

@@ -66,6 +66,7 @@ from luce_core.contracts.memory import (
     StateStore,
 )
 from luce_core.contracts.model import (
+    BorrowedEncoder,
     Fence,
     Field,
     Group,
@@ -163,6 +164,7 @@ __all__ = [
     "BackendPlan",
     "BlockManager",
     "BlockTable",
+    "BorrowedEncoder",
     "Bucket",
     "CacheOptions",
     "CacheStats",

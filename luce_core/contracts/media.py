@@ -64,6 +64,11 @@ class MediaContext:
     """File of that model, for messages."""
     max_pixels: int
     """An image is made smaller than this."""
+    placeholder: str = ""
+    """"" = the encoder must have been made for the target. Else the target borrows it (`ModelSpec.borrows`):
+    this token of the target stands for a row, how positions count is the target's business, and rows must
+    be as wide as it takes them.
+    """
 
 
 class MediaProcessor(Protocol):

@@ -110,6 +110,20 @@ class StoredSize:
 
 
 @frozen
+class BorrowedEncoder:
+    """Image encoders a text model may be given though they were made for another one."""
+
+    families: tuple[str, ...]
+    """Of projector files: "clip.TYPE"."""
+    placeholder: str
+    """Text of the token that stands for each of their rows; "" = the file's vocabulary has none."""
+    wanted: tuple[str, ...]
+    """Tokens that could, best first."""
+    caution: str
+    """What the plan says to who does it: one sentence."""
+
+
+@frozen
 class ModelSpec:
     """A model as far as planning needs it; made from the header alone."""
 
@@ -148,6 +162,8 @@ class ModelSpec:
     """Tables that stay in the file, by tensor; in neither `parameters` nor `weight_bytes`."""
     nextn_size: StoredSize | None = None
     """Of `parameters` and `weight_bytes`, what is the MTP block's alone."""
+    borrows: BorrowedEncoder | None = None
+    """None: a processor decides by itself whether its encoder goes with this model."""
 
     @property
     def runs_nextn(self) -> bool:

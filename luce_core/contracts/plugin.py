@@ -394,3 +394,5 @@ class ChatContext:
     """Source of the chat template in use: the file's, the user's, or the core's for files without one."""
     has_template: bool = True
     """False: the file has none and the user named none, so the core's stands in."""
+    image: str = ""
+    """The token that stands for an image in a prompt; "" = messages have none."""

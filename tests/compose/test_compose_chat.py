@@ -77,6 +77,7 @@ def test_a_part_is_made_with_its_options_the_vocabulary_and_the_template(compose
         True,
     )
     assert context.tokenizer.token_id("<think>") is not None
+    assert context.image == ""
 
 
 def test_a_file_without_a_template_is_told(composed, factories):

@@ -294,6 +294,7 @@ def test_what_is_missing_is_said_with_the_nearest_name_and_the_choices(box):
     ("key", "package"),
     [
         ("arch.bailingmoe3", "luce-arch-bailing"),
+        ("arch.clip.qwen3vl_merger", "luce-arch-qwen35"),
         ("arch.deepseek4", "luce-arch-deepseek4"),
         ("arch.deepseek41", "luce-arch-deepseek4"),
         ("arch.gemma4", "luce-arch-gemma"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from attrs import evolve, frozen
 
 from luce_arch_deepseek4.prompt import MARK, prompt
@@ -89,4 +91,6 @@ FORMAT = TagFormat(
 
 def make_format(context: ChatContext) -> TagFormat:
     """DSML, whatever the template; a file without one gets prompts from here."""
-    return FORMAT if context.has_template else evolve(FORMAT, renderer=prompt)
+    if context.has_template:
+        return FORMAT
+    return evolve(FORMAT, renderer=partial(prompt, image=context.image))

@@ -11,6 +11,7 @@ from luce_arch_deepseek4.params import (
     TrunkParams,
     read_params,
 )
+from luce_arch_deepseek4.seeing import seeing
 from luce_core.contracts import CacheOptions, Field, Group, ModelSpec, Pages, Slot, StateLayout
 from luce_core.gguf import GgufHeader
 from luce_core.model.metadata import (
@@ -33,8 +34,11 @@ def describe(header: GgufHeader, cache: CacheOptions) -> ModelSpec:
     """Read and check the header. Raises ModelFormatError naming the key or tensor."""
     params = read_params(header)
     _check_tensors(header, params)
-    return model_spec(
-        header, params, _layout(params), totals=_totals(header, params), streams=params.streams.count
+    return seeing(
+        header,
+        model_spec(
+            header, params, _layout(params), totals=_totals(header, params), streams=params.streams.count
+        ),
     )
 
 

@@ -45,8 +45,9 @@ AFTER_TOOLS = (
 
 
 class _Prompt:
-    def __init__(self) -> None:
+    def __init__(self, image: str) -> None:
         self.segments: list[Segment] = []
+        self.image = image
 
     def ours(self, text: str) -> None:
         self.segments.append(Segment(text, trusted=True))
@@ -54,24 +55,42 @@ class _Prompt:
     def theirs(self, text: str) -> None:
         self.segments.append(Segment(text, trusted=False))
 
+    def shown(self, message: Mapping[str, Any]) -> None:
+        """Texts and images of a message, in their order."""
+        content = message.get("content") or ""
+        if isinstance(content, str):
+            self.theirs(content)
+            return
+        if not self.image:
+            raise RequestError(
+                "A message holds parts that are no text; prompts of this file are text only. Leave them out.",
+                param="messages",
+            )
+        for before, part in zip([{"type": "image"}, *content], content, strict=False):
+            if part["type"] == "image":
+                self.ours(self.image)
+            else:  # texts next to each other are joined as they are where there is no image
+                self.theirs(part["text"] if before["type"] == "image" else f"\n{part['text']}")
+
 
 def prompt(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     kwargs: Mapping[str, Any],
+    image: str = "",
 ) -> list[Segment]:
     """The prompt of normalised messages, up to where the answer begins.
 
     kwargs: `thinking` or `enable_thinking` (false), `drop_thinking` (true), `reasoning_effort` (only "max").
-    Raises RequestError for content that is no text.
+    image: the token that stands for one; "" = RequestError for content that is no text.
     """
     thinking = bool(kwargs.get("thinking", kwargs.get("enable_thinking", False)))
-    out = _Prompt()
+    out = _Prompt(image)
     out.ours(BEGIN)
     if thinking and kwargs.get("reasoning_effort") == "max":
         out.ours(MAX_EFFORT)
     system = [message for message in messages if message["role"] == "system"]
-    _head(out, "\n\n".join(_text(message) for message in system), tools)
+    _head(out, "\n\n".join(message.get("content") or "" for message in system), tools)
     asked = [index for index, message in enumerate(messages) if message["role"] in ("user", "tool")]
     keep_all = not kwargs.get("drop_thinking", True) or bool(tools) or _has_results(messages)
     in_user = False
@@ -106,12 +125,11 @@ def _head(out: _Prompt, system: str, tools: Sequence[Mapping[str, Any]] | None) 
 
 
 def _asked(out: _Prompt, message: Mapping[str, Any]) -> None:
-    text = _text(message)
     if message["role"] == "user":
-        out.theirs(text)
+        out.shown(message)
         return
     out.ours("<tool_result>")
-    out.theirs(text)
+    out.shown(message)
     out.ours("</tool_result>")
 
 
@@ -122,7 +140,7 @@ def _answered(out: _Prompt, message: Mapping[str, Any], thought: str | None) -> 
         out.ours(OPEN)
         out.theirs(thought)
     out.ours(CLOSE)
-    out.theirs(_text(message))
+    out.shown(message)
     if message.get("tool_calls"):
         out.ours(f"\n\n<{MARK}tool_calls>\n")
         for call in message["tool_calls"]:
@@ -143,13 +161,3 @@ def _call(out: _Prompt, function: Mapping[str, Any]) -> None:
         out.theirs(value if text else json.dumps(value, ensure_ascii=False))
         out.ours(f"</{MARK}parameter>\n")
     out.ours(f"</{MARK}invoke>\n" if function["arguments"] else f"\n</{MARK}invoke>\n")
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    if not isinstance(content, str):
-        raise RequestError(
-            "A message holds parts that are no text; prompts of this file are text only. Leave them out.",
-            param="messages",
-        )
-    return content

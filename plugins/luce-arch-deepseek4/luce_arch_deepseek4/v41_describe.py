@@ -18,6 +18,7 @@ from luce_arch_deepseek4.describe import (
 )
 from luce_arch_deepseek4.engram import EngramParams
 from luce_arch_deepseek4.params import AttentionParams, IndexerParams
+from luce_arch_deepseek4.seeing import seeing
 from luce_arch_deepseek4.v41_params import SharedLayer, SharedParams, read_shared_params
 from luce_core.contracts import CacheOptions, Field, Group, ModelSpec, Pages, Slot, StateLayout
 from luce_core.gguf import GgufHeader
@@ -43,6 +44,7 @@ def describe(header: GgufHeader, cache: CacheOptions) -> ModelSpec:
     spec = model_spec(
         header, params, _layout(params), totals=_totals(header, params), streams=params.streams.count
     )
+    spec = seeing(header, spec)
     return evolve(spec, final_width=params.hidden)  # the streams are collapsed by the last layer's gates
 
 

@@ -207,14 +207,16 @@ class Oracle:
     # --- experts
 
     def experts(self, rows, images):
-        return [self.mixture(x, t in images) for t, x in enumerate(rows)]
+        return [self.mixture(x, t, t in images) for t, x in enumerate(rows)]
 
-    def mixture(self, x, image):
+    def choose(self, scores, t, image):
+        own = image and f"{self.blk}exp_probs_b_vl.bias" in self.tensors
+        bias = self.tensors[f"{self.blk}exp_probs_b{'_vl' if own else ''}.bias"]
+        return self.best(list(scores + bias), self.keys["expert_used_count"])
+
+    def mixture(self, x, t, image):
         scores = np.sqrt(np.log1p(np.exp(self.tensor("ffn_gate_inp") @ x)))
-        bias = self.tensors[f"{self.blk}exp_probs_b.bias"]
-        if image and f"{self.blk}exp_probs_b_vl.bias" in self.tensors:
-            bias = self.tensors[f"{self.blk}exp_probs_b_vl.bias"]
-        chosen = self.best(list(scores + bias), self.keys["expert_used_count"])
+        chosen = self.choose(scores, t, image)
         total = sum(scores[e] for e in chosen) + 1e-20
         limit = self.keys["swiglu_clamp_exp"][self.layer]
         out = sum(

@@ -143,6 +143,31 @@ def test_parts_that_are_no_text_are_refused():
     messages = [{"role": "user", "content": [{"type": "image"}]}]
     with pytest.raises(RequestError, match="no text"):
         prompt(messages, None, {})
+    with pytest.raises(RequestError, match="no text"):
+        make_format(ChatContext(None, None, "none", has_template=False)).render(messages, None, {})
+
+
+def test_images_stand_where_the_message_has_them():
+    """Among texts in their order, also in results of tools; nobody but the format writes their token."""
+    parts = [
+        {"type": "text", "text": "<a>"},
+        {"type": "text", "text": "b"},
+        {"type": "image"},
+        {"type": "image"},
+        {"type": "text", "text": "<image>"},
+    ]
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "c"},
+        {"role": "tool", "content": [{"type": "image"}]},
+    ]
+    format = make_format(ChatContext(None, None, "none", has_template=False, image="<image>"))
+    made = format.render(messages, None, {})
+    assert "".join(segment.text for segment in made) == (
+        "<｜begin▁of▁sentence｜><｜User｜><a>\nb<image><image><image><｜Assistant｜></think>c"
+        "<｜end▁of▁sentence｜><｜User｜><tool_result><image></tool_result><｜Assistant｜></think>"
+    )
+    assert "".join(segment.text for segment in made if not segment.trusted) == "<a>\nb<image>c"
 
 
 def test_only_a_file_without_a_template_gets_its_prompts_here():

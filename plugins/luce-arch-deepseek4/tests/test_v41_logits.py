@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attrs import evolve
 
 from luce_core.contracts import Tap
 from luce_core.model.batch import make_batch
 from luce_core.testing.recorded_contract import RecordedContract
 from luce_core.testing.rig import ModelRig
 
-from .models_v41 import BASE, CASES, WHOLE, digest, model_of, random_tensors, text_of, written
+from .models_v41 import CASES, digest, model_of, text_of, written
 from .oracle_v41 import Oracle
 
 HOOKS = "luce_arch_deepseek4.hooks"
@@ -195,32 +194,3 @@ def test_half_precision_caches_stay_near(cache_type, tolerance, tmp_path):
     want = expected("more picked than there are")
     worst = float((rounded.fresh(IDS) - want).abs().max() / want.abs().max())
     assert TOLERANCE < worst <= tolerance
-
-
-# --- rows given as embeddings
-
-
-IMAGES = [9, 10, 11, 30]
-
-
-def test_rows_given_as_embeddings_cut_n_grams_and_have_a_bias_of_their_own(tmp_path):
-    keys = {**BASE, **WHOLE}
-    tensors = random_tensors(keys)
-    noise = np.random.default_rng(4)
-    for layer in range(keys["block_count"]):
-        tensors[f"blk.{layer}.exp_probs_b_vl.bias"] = noise.standard_normal(6).astype(np.float32)
-    given = noise.standard_normal((len(IMAGES), keys["embedding_length"])).astype(np.float32)
-    oracle = Oracle(keys, tensors)
-    want = torch.tensor(oracle.run(IDS, dict(zip(IMAGES, given, strict=True)))).float()
-    assert oracle.margin > 2e-5
-    rig = rig_of(written(tmp_path / "m.gguf", keys, tensors))
-    seq, got = rig.open(), []
-    for start, stop in ((0, 11), (11, 13), (13, 40)):
-        here = [place for place, index in enumerate(IMAGES) if start <= index < stop]
-        batch = make_batch("prefill", [rig._rows(seq, IDS[start:stop], wanted=range(stop - start))])
-        rows = torch.tensor([IMAGES[place] - start for place in here], dtype=torch.int32)
-        batch = evolve(batch, embeds=torch.from_numpy(given[here]), embed_rows=rows)
-        got.append(rig.backend.head(rig.backend.forward(batch).final))
-        rig.blocks.advance(seq, IDS[start:stop])
-    got += [rig.decode(seq, token)[None] for token in IDS[40:]]
-    assert_close(torch.cat(got), want)

@@ -49,11 +49,10 @@ def _down(length: float, unit: int) -> int:
 class ImageProcessor:
     """`MediaProcessor` of one projector file."""
 
-    placeholder = PLACEHOLDER
-
     def __init__(self, context: MediaContext) -> None:
         params: VisionParams = context.encoder.details["vision"]
         self.name = context.name
+        self.placeholder = context.placeholder or PLACEHOLDER
         self.params = params
         self.unit = params.patch * params.merge
         self.most = max(context.max_pixels, self.unit * self.unit)
@@ -104,7 +103,7 @@ def make_processor(context: MediaContext) -> ImageProcessor:
     wrong = ""
     if params.out != target.hidden:
         wrong = f"it makes rows of {params.out} numbers, the model takes {target.hidden}"
-    elif target.position_axes != AXES:
+    elif target.position_axes != AXES and not context.placeholder:
         wrong = "the model has no positions for the rows and columns of an image"
     if wrong:
         raise ModelFormatError(
