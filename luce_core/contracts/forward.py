@@ -68,10 +68,10 @@ class ForwardBatch:
     pending: Commit | None = None
     """A backend that defers folding applies this first."""
     taps: Mapping[Tap, Tensor] = Factory(dict)
-    """bf16[T, tap_width] each, filled by `ops.tap`."""
+    """bf16[T, tap_width] each, filled by `ops.tap`; [T, final_width] of kind "final"."""
     embeds: Tensor | None = None
     embed_rows: Tensor | None = None
-    """i32[M] rows that take `embeds` [M, E] instead of the table; `token` holds the pad id there."""
+    """i32[M] rows that take `embeds` [M, E] instead of the table; `token` holds the placeholder there."""
     span: Tensor | None = None
     """i32[T] bidirectional span, -1 causal (prefill)."""
 
