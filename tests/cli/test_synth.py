@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 from rich.console import Console
@@ -81,15 +82,25 @@ def test_what_is_there_needs_force(luce, dense, tmp_path):
     assert luce("synth", "dense-small", tmp_path / "m.gguf", "--force").status == 0
 
 
+@contextmanager
+def heeded_ctrl_c():
+    """In the background of a shell Ctrl-C is ignored, and children inherit that unless we handle it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_ctrl_c_leaves_nothing(dense, environment, tmp_path):
-    """A model of 5 GB that would take seconds, interrupted as soon as its file is seen to grow."""
+    """A model of 2 GB that would take seconds, interrupted as soon as its file is seen to grow."""
     target = tmp_path / "out"
     target.mkdir()
     source = (
         "from luce_core import synth\n"
         "from luce_core.testing.dense.geometries import dense\n"
         "def geometries():\n"
-        "    return [dense('huge', layers=20, width=8192, ffn=8192, vocab=512)]\n"
+        "    return [dense('huge', layers=3, width=8192, ffn=8192, vocab=512)]\n"
     )
     (dense.folder / "huge_geometries.py").write_text(source)
     dense.write(
@@ -99,7 +110,8 @@ def test_ctrl_c_leaves_nothing(dense, environment, tmp_path):
         "geometries='huge_geometries:geometries')]\n",
     )
     words = [sys.executable, "-m", "luce_core", "synth", "huge", str(target / "m.gguf"), "--quant", "f16"]
-    running = subprocess.Popen(words, env=environment(), cwd=tmp_path)
+    with heeded_ctrl_c():
+        running = subprocess.Popen(words, env=environment(), cwd=tmp_path)
     until = time.monotonic() + 60
     while not any(path.stat().st_size > 1 << 20 for path in target.iterdir()):
         assert running.poll() is None, "it ended by itself"
