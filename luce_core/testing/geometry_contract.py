@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -18,11 +20,14 @@ from luce_core.model.batch import RowSet, make_batch
 from luce_core.plan_memory import MIN_CONTEXT_TOKENS
 from luce_core.testing.command import run_command
 from luce_core.testing.contract import Contract
+from luce_core.testing.pipeline import TOY_HOOKS, make_pipeline
 from luce_core.testing.plugin import registry_of
 from luce_core.testing.rig import ModelRig, describe
+from luce_core.testing.server import serving
 
 MAX_RESIDUAL = 6e4
 """Where float16 ends, nearly."""
+PATIENCE_S = 120.0
 LOGIT_SPREAD = (0.05, 50.0)
 """Their deviation: neither all the same nor all decided."""
 
@@ -139,6 +144,42 @@ class GeometryContract(Contract):
                 assert bool(torch.isfinite(logits).all()), f"{subject}: logits are not finite"
                 low, high = LOGIT_SPREAD
                 assert low < float(logits.std()) < high, f"{subject}: logits deviate by {logits.std():.3g}"
+
+    def test_a_small_model_answers_over_http(self, tmp_path: Path) -> None:
+        """Through the plan, the engine and a real server: a chat, whole and streamed, says the same."""
+        for geometry in self.small():
+            (path,) = synth.write(geometry, self.quants[0], tmp_path / "w.gguf", seed=5, overwrite=True)
+            pipeline = make_pipeline(
+                path, TOY_HOOKS, self.hooks, options={"ctx_size": 512, "max_sequences": 2}
+            )
+            body = {
+                "messages": [{"role": "user", "content": "hello"}],
+                "max_tokens": 6,
+                "temperature": 0,
+                "ignore_eos": True,
+            }
+            with serving(pipeline, model=geometry.name) as served:
+                url = f"{served.url}/v1/chat/completions"
+                answer = json.loads(_post(url, body))
+                streamed = _post(url, {**body, "stream": True})
+            assert answer["usage"]["completion_tokens"] == 6, geometry.name
+            lines = [line[6:] for line in streamed.splitlines() if line.startswith("data: ")]
+            assert lines.pop() == "[DONE]", geometry.name
+            choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+            reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+            assert reasons == [answer["choices"][0]["finish_reason"]], geometry.name
+            for field in ("content", "reasoning_content"):
+                said = answer["choices"][0]["message"].get(field) or ""
+                pieces = [choice["delta"].get(field) or "" for choice in choices]
+                assert "".join(pieces) == said, f"{geometry.name}: {field}"
+
+
+def _post(url: str, body: Mapping[str, Any]) -> str:
+    """The answer. Raises HTTPError when it is none."""
+    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=PATIENCE_S) as answer:
+        text: str = answer.read().decode()
+        return text
 
 
 def _run(rig: ModelRig, length: int) -> tuple[torch.Tensor, torch.Tensor]:
