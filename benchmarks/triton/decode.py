@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -270,7 +271,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,16,24")
     parser.add_argument("--held", default="16,24", help="rows of one sequence that are verified at once")
     parser.add_argument("--prefill", type=int, default=2048, help="0 leaves it out")
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/luce-models"))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "luce-models")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()

@@ -11,7 +11,6 @@ that are read.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 import gguf
 import numpy as np
@@ -21,6 +20,7 @@ from luce_backend_triton import few_rows, formats, matrix, product, shapes
 from luce_backend_triton.formats import BLOCKS
 from luce_backend_triton.matrix import Matrix
 from luce_backend_triton.product import Rows
+from measure import graph_s, median_s, read_ceiling
 
 from luce_core.contracts import RawLinear
 
@@ -111,38 +111,6 @@ def check(name: str, rows: int, cuda: bool, device: torch.device) -> float:
     ).double()
     want = x.double().cpu() @ exact.T
     return float(((got - want).norm(dim=1) / want.norm(dim=1)).max())
-
-
-def median_s(run: Callable[[], object], repeats: int = 9) -> float:
-    """Seconds of one run, the median of several after two for warmth."""
-    times = []
-    for place in range(repeats + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        if place >= 2:
-            times.append(start.elapsed_time(end) / 1e3)
-    return sorted(times)[len(times) // 2]
-
-
-def graph_s(run: Callable[[], object]) -> float:
-    """Seconds of one replay."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return median_s(graph.replay)
-
-
-def read_ceiling(device: torch.device) -> float:
-    """Bytes per second of summing 4 GiB."""
-    data = torch.randn(1 << 30, device=device)
-    return data.numel() * 4 / median_s(data.sum)
 
 
 def bench_few(linear: Linear, copies: list[Matrix], m: int, cuda: bool, whole: bool) -> float:
