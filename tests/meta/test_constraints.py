@@ -12,7 +12,8 @@ TRITON_OF_TORCH = {"2.13.0": "3.7.1"}
 def test_torch_and_triton_are_those_that_pip_installs_together():
     lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
     pinned = dict(line.split("==") for line in lines)
-    assert pinned["triton"] == TRITON_OF_TORCH.get(pinned["torch"]), (
-        f"constraints.txt has torch {pinned['torch']} and triton {pinned['triton']}. Look up which triton this "
-        "torch's wheels with CUDA require, pin that one, and note the pair in TRITON_OF_TORCH."
+    torch, triton = pinned["torch"], pinned["triton"]
+    assert triton == TRITON_OF_TORCH.get(torch), (
+        f"constraints.txt has torch {torch} and triton {triton}. Look up which triton this torch's wheels with "
+        "CUDA require, pin that one, and note the pair in TRITON_OF_TORCH."
     )
