@@ -14,6 +14,6 @@ def test_torch_and_triton_are_those_that_pip_installs_together():
     pinned = dict(line.split("==") for line in lines)
     torch, triton = pinned["torch"], pinned["triton"]
     assert triton == TRITON_OF_TORCH.get(torch), (
-        f"constraints.txt has torch {torch} and triton {triton}. Look up which triton this torch's wheels with "
-        "CUDA require, pin that one, and note the pair in TRITON_OF_TORCH."
+        f"constraints.txt has torch {torch} and triton {triton}. Look up which triton this torch's "
+        "CUDA wheels require, pin that one, and note the pair in TRITON_OF_TORCH."
     )
