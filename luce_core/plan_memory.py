@@ -382,6 +382,30 @@ class Roofline:
         return self.bandwidth_bytes_s / max(1, self.weight_bytes + self.state_bytes)
 
 
+@frozen
+class PromptBound:
+    """An upper bound on prompts: the products of weights with every row, nothing else counted."""
+
+    device: str
+    flops_s: float
+    """0: unknown."""
+    provenance: str
+    parameters: int
+
+    @property
+    def tokens_s(self) -> float:
+        """Tokens per second; 0: unknown."""
+        return self.flops_s / (2 * max(1, self.parameters))
+
+
+def prompt_bound(plan: BackendPlan) -> PromptBound:
+    """The bound for the target of a plan."""
+    model = plan.models[0]
+    device = next(item for item in plan.devices if item.id == model.layer_device[0])
+    provenance = device.flops_provenance or "stated by its plugin"
+    return PromptBound(device.id, device.flops_s, provenance, model.spec.prompt_parameters)
+
+
 def roofline(plan: BackendPlan, depth: int) -> Roofline:
     """The bound for the target of a plan at a depth of context."""
     model = plan.models[0]

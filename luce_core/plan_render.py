@@ -13,7 +13,7 @@ from luce_core.contracts import BackendPlan, ModelSpec, PartSpec, StateSizes
 from luce_core.option_fields import show_size
 from luce_core.plan import suppliers
 from luce_core.plan_fields import MODELS, words
-from luce_core.plan_memory import Room, roofline, state_facts
+from luce_core.plan_memory import Room, prompt_bound, roofline, state_facts
 from luce_core.registry import CORE, Registry, Supplied
 
 
@@ -142,6 +142,13 @@ def roofline_lines(plan: BackendPlan) -> list[str]:
             f"Memory bandwidth allows {line.tokens_s:,.0f} tokens/s for one sequence {depth:,} tokens deep: "
             f"{show_size(line.weight_bytes)} of weights and {show_size(line.state_bytes)} of state per token "
             f"at {line.bandwidth_bytes_s / 1e9:,.1f} GB/s of {line.device} ({line.provenance})."
+        )
+    bound = prompt_bound(plan)
+    if bound.flops_s > 0:
+        lines.append(
+            f"Arithmetic allows {bound.tokens_s:,.0f} tokens/s of prompts, attention not counted: each meets "
+            f"{bound.parameters / 1e9:,.2f} G weights at {bound.flops_s / 1e12:,.0f} TFLOP/s of "
+            f"{bound.device} ({bound.provenance})."
         )
     return lines
 

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from luce_core.contracts import BackendPlan, StateSizes
 from luce_core.errors import UsageError
-from luce_core.plan_memory import SPARE_BLOCKS, roofline
+from luce_core.plan_memory import SPARE_BLOCKS, prompt_bound, roofline
 
 Kind = Literal["pp", "tg"]
 
@@ -98,14 +98,14 @@ def _blocks(case: Case, plan: BackendPlan) -> tuple[int, int]:
     return case.batch * one, min(counts, default=case.batch * one)
 
 
-def decode_bound(plan: BackendPlan, case: Case) -> float | None:
-    """Tokens/s that memory bandwidth allows plain decoding in this test; None where the plan knows none.
+def bound_of(plan: BackendPlan, case: Case) -> float | None:
+    """Tokens/s that the device allows in this test; None where the plan knows no figure of the device.
 
-    The weights are read once for all sequences of a step, the state of each by itself, at the test's mean
-    depth.
+    Decoding: memory bandwidth. The weights are read once for all sequences of a step, the state of each by
+    itself, at the test's mean depth. Prompts: arithmetic, of the products of weights alone.
     """
-    if case.kind != "tg":
-        return None
+    if case.kind == "pp":
+        return prompt_bound(plan).tokens_s or None
     line = roofline(plan, case.depth + case.tokens // 2)
     if line.bandwidth_bytes_s <= 0:
         return None

@@ -80,7 +80,9 @@ class Subject:
     plugins: Mapping[str, str]
     """Distribution, or name without one -> version."""
     bandwidth: str
-    """What the roofline stands on."""
+    """What the bound of answers stands on."""
+    compute: str = ""
+    """What that of prompts stands on."""
 
 
 def host_facts(root: Path = ROOT) -> Host:
@@ -104,13 +106,15 @@ def subject_facts(
     import torch
 
     from luce_core.gguf import summarize
-    from luce_core.plan_memory import roofline
+    from luce_core.plan_memory import prompt_bound, roofline
     from luce_core.registry import CORE
 
     target = plan.models[0]
     device = next(item for item in plan.devices if item.id == target.layer_device[0])
     line = roofline(plan, 0)
     bandwidth = f"{line.bandwidth_bytes_s / 1e9:.1f} GB/s of {line.device} ({line.provenance})"
+    bound = prompt_bound(plan)
+    compute = f"{bound.flops_s / 1e12:.0f} TFLOP/s of {bound.device} ({bound.provenance})"
     return Subject(
         model=name,
         architecture=target.spec.arch,
@@ -135,6 +139,7 @@ def subject_facts(
             if record.name != CORE
         },
         bandwidth=bandwidth if line.bandwidth_bytes_s > 0 else "",
+        compute=compute if bound.flops_s > 0 else "",
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import asdict, field, frozen
 
+from luce_core.bench.cases import Kind
 from luce_core.bench.conditions import Conditions, Gain, Pair, differences, gains
 from luce_core.bench.energy import Absent, Energy
 from luce_core.bench.facts import Host, Subject
@@ -146,7 +147,8 @@ def table(report: Report) -> Table:
         ("tokens/s", [number(result.tokens_s.median) for result in report.results]),
         ("min-max", [_range(result.tokens_s) for result in report.results]),
         ("stddev", [_stddev(result.tokens_s) for result in report.results]),
-        ("of bandwidth", [share(result.bound_share) for result in report.results]),
+        ("of bandwidth", [_share(result, "tg") for result in report.results]),
+        ("of compute", [_share(result, "pp") for result in report.results]),
         ("drafts", [_drafts(result) for result in report.results]),
         ("J/token", [_joules(result) for result in report.results]),
         ("peak host", [show_size(result.peak_rss_bytes) for result in report.results]),
@@ -167,10 +169,16 @@ def table(report: Report) -> Table:
 def foot(report: Report) -> list[str]:
     """Gains or why there are none, and what to know."""
     lines = [report.host.busy] if report.host.busy else []
-    if any(result.bound_share is not None for result in report.results):
+    bounded = {result.case.kind for result in report.results if result.bound_share is not None}
+    if "tg" in bounded:
         lines.append(
             "of bandwidth: share of what reading weights and state once per step allows plain decoding, at "
             f"{report.subject.bandwidth}."
+        )
+    if "pp" in bounded:
+        lines.append(
+            "of compute: share of what the products of weights with every row of a prompt allow, without "
+            f"attention, at {report.subject.compute}."
         )
     if any(result.drafted for result in report.results):
         lines.append(
@@ -182,6 +190,11 @@ def foot(report: Report) -> list[str]:
     if report.peer is not None:
         lines += _comparison(report, report.peer)
     return lines
+
+
+def _share(result: Result, kind: Kind) -> str:
+    """Of the bound of this kind of test."""
+    return share(result.bound_share if result.case.kind == kind else None)
 
 
 def _comparison(report: Report, peer: PeerFacts) -> list[str]:

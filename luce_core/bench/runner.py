@@ -25,7 +25,7 @@ class Result:
     drafted: int
     accepted: int
     bound_tokens_s: float | None
-    """What memory bandwidth allows plain decoding; None where the plan knows none."""
+    """What the device allows (`cases.bound_of`); None where the plan knows no figure of it."""
     peak_rss_bytes: int
     peak_device_bytes: int | None
     energy: Energy | None = None

@@ -242,7 +242,7 @@ def _measure(
     import torch
 
     from luce_core.bench import report as words
-    from luce_core.bench.cases import Prompts, decode_bound
+    from luce_core.bench.cases import Prompts, bound_of
     from luce_core.bench.energy import Absent, Meter
     from luce_core.bench.facts import subject_facts
     from luce_core.bench.measure import Measure
@@ -268,7 +268,7 @@ def _measure(
             prompts=Prompts(engine.spec.vocab, params["bench_seed"]),
             repetitions=repetitions,
             device=subject.device,
-            bound=partial(decode_bound, planned.plan),
+            bound=partial(bound_of, planned.plan),
             peer=peer,
             tick=tick,
         )

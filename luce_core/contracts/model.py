@@ -156,6 +156,8 @@ class ModelSpec:
     """Weight bytes one decoded token reads; equals `weight_bytes` less the embedding table for dense
     models.
     """
+    prompt_parameters: int = 0
+    """Weights one row of a prompt is multiplied with: neither tables nor the head, of experts those used."""
     details: Mapping[str, Any] = Factory(dict)
     """The architecture's own hyper-parameters, for its `build` and for `inspect`."""
     stored: Mapping[str, StoredSize] = Factory(dict)

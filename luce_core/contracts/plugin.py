@@ -64,6 +64,9 @@ class DeviceInfo:
     """The device with the highest rank is the default."""
     provenance: str = ""
     """Where the bandwidth figure comes from: measured here, a data sheet, an assumption."""
+    flops_s: float = 0.0
+    """Operations per second of large products in half precision, as sustained; an FMA is two. 0: unknown."""
+    flops_provenance: str = ""
 
 
 @frozen

@@ -23,6 +23,8 @@ FULL_GROUP = "full"
 """The usual name of the group of regions without a window."""
 EXPERTS = "_exps"
 """In the name of a stack of experts."""
+ENDS = ("token_embd.weight", "output.weight")
+"""A row of the one is looked up; the other is for rows whose logits are wanted."""
 MAX_EXPERTS = 1 << 16
 
 
@@ -235,6 +237,7 @@ class WeightTotals:
     parameters: int
     weight_bytes: int
     active_bytes: int
+    prompt_parameters: int = 0
     stored: Mapping[str, StoredSize] = Factory(dict)
 
 
@@ -255,13 +258,18 @@ def weight_totals(
     total = sum(tensor.num_bytes for tensor in tensors)
     tied = "output.weight" not in header.tensors
     unread = 0 if tied else header.tensor("token_embd.weight").num_bytes
+    multiplied = 0
     for tensor in tensors:
+        weights = 0 if tensor.name in ENDS or len(tensor.shape) < 2 else tensor.num_weights
         if experts_used and EXPERTS in tensor.name:
             count = tensor.shape[0]
             unread += tensor.num_bytes * (count - min(count, experts_used)) // count
+            weights = weights * min(count, experts_used) // count
+        multiplied += weights
     left = {name: header.tensor(name) for name in stored}
     sizes = {name: StoredSize(tensor.num_weights, tensor.num_bytes) for name, tensor in left.items()}
-    return WeightTotals(sum(tensor.num_weights for tensor in tensors), total, total - unread, sizes)
+    parameters = sum(tensor.num_weights for tensor in tensors)
+    return WeightTotals(parameters, total, total - unread, multiplied, sizes)
 
 
 class ModelSizes(Protocol):
@@ -313,6 +321,7 @@ def model_spec(
         parameters=totals.parameters,
         weight_bytes=totals.weight_bytes,
         active_bytes=totals.active_bytes,
+        prompt_parameters=totals.prompt_parameters,
         stored=totals.stored,
         details={"decoder": sizes, **(details or {})},
     )

@@ -1,6 +1,6 @@
 import pytest
 
-from luce_core.bench.cases import Case, Prompts, check_cases, decode_bound, make_cases
+from luce_core.bench.cases import Case, Prompts, bound_of, check_cases, make_cases
 from luce_core.errors import UsageError
 from luce_core.testing.pipeline import make_pipeline
 from luce_core.testing.toy import write_toy_model
@@ -77,11 +77,11 @@ def test_more_blocks_than_there_are(plan):
 def test_the_bound_is_bandwidth_over_what_a_step_reads(plan):
     made = plan(slots=False)  # a token of a toy's pages: two f32
     weights = 64 * 4  # 8 × 8 weights; the toy's layer packs none, so they are f32
-    one = decode_bound(made, Case("tg", 100, 200, 1))
+    one = bound_of(made, Case("tg", 100, 200, 1))
     assert one == pytest.approx(1e9 / (weights + 250 * 8))
-    two = decode_bound(made, Case("tg", 100, 200, 2))
+    two = bound_of(made, Case("tg", 100, 200, 2))
     assert two == pytest.approx(2 * 1e9 / (weights + 2 * 250 * 8))
-    assert decode_bound(made, Case("pp", 100, 200, 1)) is None
+    assert bound_of(made, Case("pp", 100, 200, 1)) is None, "the device's arithmetic is not known"
 
 
 # --- prompts

@@ -262,6 +262,7 @@ def test_experts_that_a_token_does_not_use_are_not_active(tmp_path):
     totals = weight_totals(header_of(tmp_path, tensors=tensors), experts_used=2)
     assert totals.weight_bytes == 2 * 5120 + 8 * 48 + 48
     assert totals.active_bytes == 5120 + 2 * 48 + 48
+    assert totals.prompt_parameters == 2 * 12 + 12, "neither the table nor the head"
 
 
 def test_shapes_of_a_layer_and_their_check(tmp_path):
@@ -314,6 +315,7 @@ def test_special_tokens(tmp_path):
 def test_weight_totals_of_tied_and_untied_models(tmp_path):
     tied = weight_totals(header_of(tmp_path, tensors={"x.weight": np.zeros((4, 4), np.float32)}))
     assert (tied.parameters, tied.weight_bytes, tied.active_bytes) == (1296, 5184, 5184)
+    assert tied.prompt_parameters == 16
     head = {"output.weight": np.zeros((10, 128), np.float16)}
     untied = weight_totals(header_of(tmp_path, tensors=head))
     assert (untied.parameters, untied.weight_bytes, untied.active_bytes) == (2560, 5120 + 2560, 2560)

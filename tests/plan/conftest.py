@@ -64,6 +64,7 @@ def describe(header, cache):
         parameters=1000,
         weight_bytes=1250,
         active_bytes=1000,
+        prompt_parameters=500,
         details={"asked": cache.context, "types": (cache.k_type, cache.v_type)},
         stored={f"t.{n}": StoredSize(10**12, 10**12) for n in range(header.uint("glim.tables", 0))},
     )

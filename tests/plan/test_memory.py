@@ -27,6 +27,7 @@ from luce_core.plan_memory import (
     SWAPPED,
     Demand,
     fit,
+    prompt_bound,
     roofline,
     rooms,
     state_facts,
@@ -330,6 +331,17 @@ def test_the_roofline_counts_windows_slots_and_dequantized_weights(plan, model):
     assert line.weight_bytes == 3200
     assert line.state_bytes == 1000 * TOKEN_BYTES // 2 + 128 * TOKEN_BYTES // 2 + 2 * 3 * 16 * 4
     assert roofline(made, 64).state_bytes == 64 * TOKEN_BYTES + 2 * 3 * 16 * 4
+
+
+def test_the_bound_of_prompts_is_arithmetic_over_what_a_row_meets(plan):
+    unknown = prompt_bound(plan())
+    assert (unknown.flops_s, unknown.tokens_s) == (0.0, 0.0)
+    device = evolve(CPU, flops_s=2e12, flops_provenance="measured in a test")
+    bound = prompt_bound(plan(devices=(device,)))
+    assert bound.tokens_s == pytest.approx(2e12 / (2 * 500))
+    assert (bound.device, bound.provenance) == ("cpu", "measured in a test")
+    stated = plan(devices=(evolve(device, flops_provenance=""),))
+    assert prompt_bound(stated).provenance == "stated by its plugin"
 
 
 def test_an_unexplained_bandwidth_says_so(plan):

@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from attrs import evolve
 from rich.console import Console
 
 from luce_core.contracts import Equivalence, PlanPatch, QuantFormat
@@ -80,6 +81,15 @@ def test_the_roofline_names_bandwidth_and_its_source(planned):
     assert "Memory bandwidth allows 50,000,000 tokens/s for one sequence 0 tokens deep" in shown
     deep = line(shown, "1,024 tokens deep")
     assert "1000 B of weights and 128.0 KiB of state per token at 50.0 GB/s of cpu (measured in a" in deep
+
+
+def test_the_bound_of_prompts_is_shown_where_the_device_has_a_figure(planned):
+    plan, registry = planned
+    assert "Arithmetic" not in text(render_plan(plan, registry))
+    able = [evolve(device, flops_s=1e12, flops_provenance="measured in a test") for device in plan.devices]
+    shown = text(render_plan(evolve(plan, devices=tuple(able)), registry))
+    deep = line(shown, "Arithmetic allows 1,000,000,000 tokens/s of prompts")
+    assert "0.00 G weights at 1 TFLOP/s of cpu (measured in a test)" in deep
 
 
 def test_every_field_is_shown_with_who_set_it(planned):

@@ -54,7 +54,11 @@ def _totals(header: GgufHeader, params: GemmaParams) -> WeightTotals:
     if not params.per_layer_width:
         return totals
     table = header.tensors["per_layer_token_embd.weight"]
-    return evolve(totals, active_bytes=totals.active_bytes - table.num_bytes + table.row_bytes)
+    return evolve(
+        totals,
+        active_bytes=totals.active_bytes - table.num_bytes + table.row_bytes,
+        prompt_parameters=totals.prompt_parameters - table.num_weights,
+    )
 
 
 # --- tensors

@@ -75,11 +75,12 @@ def _slots(layer: int, delta: DeltaParams) -> tuple[Slot, Slot]:
 
 def _totals(header: GgufHeader, params: HybridParams) -> WeightTotals:
     """Of the whole file; a decoded token reads the trunk."""
+    whole = weight_totals(header)
     used = params.experts.used if params.experts else 0
     behind = _behind(params)
     trunk = [name for name in header.tensors if not name.startswith(behind)] if behind else None
-    active = weight_totals(header, trunk, experts_used=used).active_bytes
-    return evolve(weight_totals(header), active_bytes=active)
+    active = weight_totals(header, trunk, experts_used=used)
+    return evolve(active, parameters=whole.parameters, weight_bytes=whole.weight_bytes)
 
 
 def _nextn_size(header: GgufHeader, params: HybridParams) -> StoredSize:

@@ -18,7 +18,8 @@ SUSTAINED = 0.89
 """Of the data sheet's bandwidth, what a read sustains: 4381 of 4917 GB/s on an H200."""
 OLDEST = (7, 5)
 """Compute capability the kernels are written for, at least."""
-MEASURED = "bandwidth.json"
+MEASURED = {"bandwidth": "bandwidth.json", "products": "products.json"}
+"""What is measured -> its file: card key -> bytes, or operations, per second."""
 
 
 @frozen
@@ -92,22 +93,22 @@ def features(card: Card) -> frozenset[str]:
     return frozenset(tags)
 
 
-def measured_path() -> Path:
+def measured_path(what: str = "bandwidth") -> Path:
     """Where measurements are kept."""
-    return nvrtc.cache_folder() / MEASURED
+    return nvrtc.cache_folder() / MEASURED[what]
 
 
-def read_measured() -> dict[str, float]:
-    """Card key -> bytes per second; empty when nothing was measured yet."""
-    path = measured_path()
+def read_measured(what: str = "bandwidth") -> dict[str, float]:
+    """Card key -> bytes, or operations, per second; empty when nothing was measured yet."""
+    path = measured_path(what)
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def keep_measured(key: str, bytes_s: float) -> None:
+def keep_measured(key: str, per_s: float, what: str = "bandwidth") -> None:
     """Remember one measurement."""
-    path = measured_path()
+    path = measured_path(what)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**read_measured(), key: bytes_s}, indent=1, sort_keys=True)
+    text = json.dumps({**read_measured(what), key: per_s}, indent=1, sort_keys=True)
     scratch = path.with_suffix(".new")
     scratch.write_text(text)
     scratch.replace(path)

@@ -40,7 +40,7 @@ def luce_plugin_info() -> PluginInfo:
 
 @hookimpl
 def luce_register_devices() -> list[DeviceInfo]:
-    measured = devices.read_measured()
+    measured, products = devices.read_measured(), devices.read_measured("products")
     found = []
     for card in devices.cards():
         bytes_s, provenance = devices.bandwidth(card, measured)
@@ -54,6 +54,8 @@ def luce_register_devices() -> list[DeviceInfo]:
                 features=devices.features(card),
                 rank=100,
                 provenance=provenance,
+                flops_s=products.get(card.key, 0.0),
+                flops_provenance="measured here: torch multiplying halves" if card.key in products else "",
             )
         )
     return found

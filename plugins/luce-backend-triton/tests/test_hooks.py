@@ -86,6 +86,10 @@ def test_a_measured_bandwidth_replaces_the_data_sheets(two_cards):
     new, old = hooks.luce_register_devices()
     assert (new.bandwidth_bytes_s, old.bandwidth_bytes_s) == (4.4e12, 2.5e11)
     assert "measured" in new.provenance
+    assert (new.flops_s, new.flops_provenance) == (0.0, "")
+    devices.keep_measured(H200.key, 7e14, "products")
+    assert hooks.luce_register_devices()[0].flops_s == 7e14
+    assert devices.read_measured() == {H200.key: 4.4e12, OLD.key: 2.5e11}
 
 
 def test_without_a_driver_there_are_no_devices(monkeypatch):
