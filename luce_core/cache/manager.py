@@ -327,7 +327,7 @@ class PagedBlockManager:
         """Keep slots and window blocks at this length; returns the checkpoint's id. Settle the slot first.
 
         A cache entry like any other: it goes when room or budget runs out, at once when the budget cannot
-        even hold one snapshot. Synchronizes where there are slots.
+        even hold one snapshot. Copies of slots may still be under way when it returns: see `StateStore`.
         """
         state = self._seqs[seq]
         if self._store.has_slots and self._store.snapshot_bytes(state.length) > self._cache.host_limit:

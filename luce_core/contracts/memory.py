@@ -92,7 +92,11 @@ class StateStore(Protocol):
         ...
 
     def save_slot(self, slot: int, length: int) -> Any:
-        """(host) An opaque snapshot of the committed state, after `length` tokens."""
+        """(host) An opaque snapshot of the committed state, after `length` tokens.
+
+        It may be filled after the return, in the order of the device's work: what is queued later does not
+        change it. `load_slot` waits for it.
+        """
         ...
 
     def snapshot_bytes(self, length: int) -> int:

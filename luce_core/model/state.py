@@ -20,6 +20,7 @@ from luce_core.cache.layout import (
 )
 from luce_core.contracts import Field, Group, Region, SlotState, StateLayout, StateSizes
 from luce_core.errors import CapacityError, EngineError
+from luce_core.model.snapshots import SavedSlot, SlotSaver
 
 DTYPES: Mapping[str, torch.dtype] = {
     "f32": torch.float32,
@@ -128,18 +129,12 @@ class SavedBlocks:
     fields: tuple[Tensor, ...]
 
 
-@frozen(eq=False)
-class SavedSlot:
-    """(host) A copy of one slot's committed states, in layout order: of windows, the rows still alive."""
-
-    states: tuple[Tensor, ...]
-
-
 class TorchStateStore:
     """`StateStore` over the states of all models of one engine. Engine thread only."""
 
     def __init__(self, sizes: StateSizes, models: Sequence[ModelState]) -> None:
         self.sizes = sizes
+        self._saver = SlotSaver()
         self._models = {state.model: state for state in models}
         self._owner: dict[str, tuple[ModelState, str]] = {}
         self.groups: Mapping[str, Group] = {}
@@ -185,14 +180,14 @@ class TorchStateStore:
             state[target].copy_(state[source])
 
     def save_slot(self, slot: int, length: int) -> SavedSlot:
-        """(host) A snapshot of the committed states after `length` tokens."""
+        """(host) A snapshot of the committed states after `length` tokens; later work may overwrite them."""
         states = []
         for one in self._slots():
             state = one.state[slot]
             if one.period > 1:
                 state = state[state.shape[0] - alive_rows(state.shape[0], one.period, length) :]
-            states.append(state.to("cpu", copy=True))
-        return SavedSlot(tuple(states))
+            states.append(state)
+        return self._saver.save(states)
 
     def snapshot_bytes(self, length: int) -> int:
         """Bytes of a snapshot after `length` tokens, over all models."""

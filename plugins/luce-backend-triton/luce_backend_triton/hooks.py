@@ -27,7 +27,7 @@ OPS = (
 )  # fmt: skip
 SEQUENCE_OPS = {
     "attention": "attention", "delta": "delta", "commit_pages": "state", "commit_slot": "state",
-    "commit_slots": "state",
+    "commit_slots": "state", "route": "route",
 }  # fmt: skip
 """Op -> the module of its function: the same for every layer."""
 LAYERS = {"triton": "CUDA", "triton-portable": "PORTABLE"}

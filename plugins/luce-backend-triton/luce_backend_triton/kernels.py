@@ -122,23 +122,63 @@ def prepare_dense(
     x, up, weight, out, factors, k, wide, ldx, eps, limit,
     NORM: tl.constexpr, ACT: tl.constexpr, CLAMP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One row -> f16[wide] · its factor, a power of two that keeps every value an f16; zero beyond k."""
+    """One row -> out[wide] · its factor; zero beyond k.
+
+    The factor is 1, which `finish` does not multiply by, but for f16 of values so large or small that it
+    takes a power of two to keep them.
+    """
     row = tl.program_id(0).to(tl.int64)
     x += row * ldx
     up += row * ldx
+    out += row * wide
     inverse = 1.0
     if NORM:
         inverse = root_mean(x, k, eps, CHUNK)
-    top = tl.zeros((CHUNK,), tl.float32)
-    for start in range(0, k, CHUNK):
-        at = start + tl.arange(0, CHUNK)
-        top = tl.maximum(top, tl.abs(values(x, up, weight, at, k, inverse, limit, NORM, ACT, CLAMP)))
-    factor = power_of_two(tl.max(top, 0)) / 4096
+    halves: tl.constexpr = out.dtype.element_ty == tl.float16
+    tops = tl.zeros((CHUNK,), tl.float32)
     for start in range(0, wide, CHUNK):
         at = start + tl.arange(0, CHUNK)
-        v = values(x, up, weight, at, k, inverse, limit, NORM, ACT, CLAMP) / factor
-        tl.store(out + row * wide + at, v.to(tl.float16), mask=at < wide)
+        v = values(x, up, weight, at, k, inverse, limit, NORM, ACT, CLAMP)
+        if halves:
+            tops = tl.maximum(tops, tl.abs(v))
+            v = tl.where(tl.abs(v) <= 65504, v, 0.0)
+        tl.store(out + at, v.to(out.dtype.element_ty), mask=at < wide)
+    factor = 1.0
+    if halves:
+        top = tl.max(tops, 0)
+        fits = (top == 0) | ((top >= 1 / 64) & (top <= 16384))
+        factor = tl.where(fits, 1.0, power_of_two(top) / 4096)
+        if factor != 1.0:
+            for start in range(0, wide, CHUNK):
+                at = start + tl.arange(0, CHUNK)
+                v = values(x, up, weight, at, k, inverse, limit, NORM, ACT, CLAMP) / factor
+                tl.store(out + at, v.to(out.dtype.element_ty), mask=at < wide)
     tl.store(factors + row, factor)
+
+
+@triton.jit
+def finish(
+    y, factors, scale, bias, residual, n, ldr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One row of y f32[m, n] = y · its factor · scale + bias + residual, in place. Most often y is done."""
+    row = tl.program_id(0).to(tl.int64)
+    factor = tl.load(factors + row)
+    if HAS_SCALE:
+        factor *= tl.load(scale)
+    todo = factor != 1.0
+    if HAS_BIAS or HAS_RESIDUAL:
+        todo = True
+    if todo:
+        for start in range(0, n, CHUNK):
+            at = start + tl.arange(0, CHUNK)
+            inside = at < n
+            v = tl.load(y + row * n + at, mask=inside, other=0.0) * factor
+            if HAS_BIAS:
+                v += tl.load(bias + at, mask=inside, other=0.0)
+            if HAS_RESIDUAL:
+                v += tl.load(residual + row * ldr + at, mask=inside, other=0.0)
+            tl.store(y + row * n + at, v, mask=inside)
 
 
 @triton.jit

@@ -42,7 +42,7 @@ class Rows:
     act: str = ""
     clamp: Clamp | None = None
     _few: dict[Kind, Tensor] = field(factory=dict)
-    _dense: tuple[Tensor, Tensor] | None = None
+    _dense: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor]] = field(factory=dict)
 
     def _common(self) -> tuple[tuple[Tensor, Tensor, Tensor], float, float, dict[str, object]]:
         x = self.x
@@ -84,19 +84,21 @@ class Rows:
             self._few[kind] = out
         return self._few[kind]
 
-    def dense(self) -> tuple[Tensor, Tensor]:
-        """f16[m, columns in whole records], and the factor f32[m] of each row."""
-        if self._dense is None:
+    def dense(
+        self, dtype: torch.dtype = torch.float16, align: int = RECORD_COLS
+    ) -> tuple[Tensor, Tensor]:
+        """[m, columns up to a multiple of `align`], and the factor f32[m] of each row."""
+        if (dtype, align) not in self._dense:
             (x, up, weight), eps, limit, constants = self._common()
             m, k = x.shape
-            wide = blocks_of(k) * RECORD_COLS
-            out = torch.empty(m, wide, dtype=torch.float16, device=x.device)
+            wide = -(-k // align) * align
+            out = torch.empty(m, wide, dtype=dtype, device=x.device)
             factors = torch.empty(m, dtype=torch.float32, device=x.device)
             kernels.prepare_dense[(m,)](
                 x, up, weight, out, factors, k, wide, x.stride(0), eps, limit, num_warps=8, **constants
             )
-            self._dense = (out, factors)
-        return self._dense
+            self._dense[dtype, align] = (out, factors)
+        return self._dense[dtype, align]
 
 
 def product(matrix: Matrix, rows: Rows, cuda: bool, behind: Behind = NOTHING) -> Tensor:
@@ -118,19 +120,15 @@ def product(matrix: Matrix, rows: Rows, cuda: bool, behind: Behind = NOTHING) ->
             return y
     if m <= PORTABLE_LIMIT:
         return _portable(matrix, rows, scale, bias, residual)
-    y = _many(matrix, rows)
-    if scale is not None:
-        y *= scale
-    if bias is not None:
-        y += bias
-    if residual is not None:
-        y += residual
-    return y
+    return _finish(_many(matrix, rows), rows.dense()[1], behind)
 
 
 def on_floats(dense: Dense, rows: Rows, behind: Behind) -> Tensor | None:
-    """The same with floats; None: more rows than the kernel takes, or nothing it can read."""
+    """The same with floats; None: nothing the kernels can read."""
     m, weight = rows.x.shape[0], dense.weight
+    if weight.is_cuda and m > few_floats.MOST_ROWS and weight.dtype in (torch.float16, torch.bfloat16):
+        x, factors = rows.dense(weight.dtype, 1)
+        return _finish(torch.mm(x, weight.t(), out_dtype=torch.float32), factors, behind)
     given = rows.given() if weight.is_cuda and m <= few_floats.MOST_ROWS else None
     if given is None:
         return None
@@ -183,11 +181,11 @@ def _scratch(device: torch.device, count: int) -> Tensor:
 
 
 def _many(matrix: Matrix, rows: Rows) -> Tensor:
-    """Weights as f16, a slice at a time, and torch's product."""
-    x, factors = rows.dense()
-    m, wide = x.shape
+    """Weights as f16, a slice at a time, and torch's product; without the factors of the rows."""
+    x, _ = rows.dense()
+    wide = x.shape[1]
     step = min(matrix.rows, max(128, SCRATCH_BYTES // 2 // wide // 128 * 128))
-    y = torch.empty(m, matrix.rows, device=x.device)
+    parts = []
     for first in range(0, matrix.rows, step):
         count = min(step, matrix.rows - first)
         need = count * wide
@@ -196,8 +194,22 @@ def _many(matrix: Matrix, rows: Rows) -> Tensor:
         )
         dense_rows(matrix, first, count, scratch)
         if x.is_cuda:
-            part = torch.mm(x, scratch.t(), out_dtype=torch.float32)
+            parts.append(torch.mm(x, scratch.t(), out_dtype=torch.float32))
         else:
-            part = x.float() @ scratch.float().t()
-        torch.mul(part, factors[:, None], out=y[:, first : first + count])
+            parts.append(x.float() @ scratch.float().t())
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _finish(y: Tensor, factors: Tensor, behind: Behind) -> Tensor:
+    """y · factors · scale + bias + residual, in place."""
+    scale, bias, residual = behind.scale, behind.bias, behind.residual
+    if residual is not None and (residual.dtype is not torch.float32 or residual.stride(-1) != 1):
+        residual = residual.float().contiguous()
+    m, n = y.shape
+    kernels.finish[(m,)](
+        y, factors, y if scale is None else scale, y if bias is None else bias,
+        y if residual is None else residual, n, 0 if residual is None else residual.stride(0),
+        HAS_SCALE=scale is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        CHUNK=min(2 * CHUNK, triton.next_power_of_2(n)), num_warps=8,
+    )  # fmt: skip
     return y

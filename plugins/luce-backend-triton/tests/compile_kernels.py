@@ -31,15 +31,18 @@ def constants(name):
 
 def variants():
     """(kernel, constants, types that differ from POINTERS)."""
+    has = {"HAS_SCALE": True, "HAS_BIAS": True, "HAS_RESIDUAL": True}
     row = {"NORM": True, "ACT": "", "CLAMP": 0, "CHUNK": 1024}
     act = {**row, "NORM": False, "ACT": "gelu", "CLAMP": 1}
     yield kernels.prepare, {**row, "MMA": False, "OVERLAP": False}, {}
     yield kernels.prepare, {**act, "MMA": True, "ACT": "silu", "CLAMP": 0, "OVERLAP": True}, {}
     yield kernels.prepare_dense, act, {"out": "*fp16"}
     yield kernels.prepare_dense, {**act, "ACT": "gelu_tanh", "CLAMP": 2}, {"out": "*fp16"}
+    yield kernels.prepare_dense, row, {"out": "*bf16"}
+    yield kernels.finish, {**has, "CHUNK": 2048}, {}
+    yield kernels.finish, {**dict.fromkeys(has, False), "CHUNK": 2048}, {}
     yield kernels.dequantize, {**constants("Q5_K"), "IDS": True, "ROWS": 1}, {"out": "*fp32"}
     yield kernels.dequantize, {**constants("MXFP4"), "IDS": False, "ROWS": 16}, {"out": "*fp16"}
-    has = {"HAS_SCALE": True, "HAS_BIAS": True, "HAS_RESIDUAL": True}
     yield kernels.linear, {**constants("Q6_K"), **has, "M": 16, "ROWS": 32}, {"x": "*fp16"}
 
 

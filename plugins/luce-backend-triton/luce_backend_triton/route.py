@@ -1,0 +1,78 @@
+"""Op `route`: two launches for few rows, three for many; none waits for the host.
+
+Routers with groups, tables, soft caps, factors per expert or packed weights go to the reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from luce_backend_triton import route_kernels as kernels
+from luce_backend_triton.kernels import INTERPRETED
+from luce_backend_triton.product import Rows, overlaps
+from luce_core.contracts import ForwardBatch, Linear, Norm, RouteSpec
+from luce_core.ops import moe as reference
+
+FEW_ROWS = 32
+"""Every row reads the router by itself; with more, the rows of x meet it in one product."""
+TILE = 4
+"""Experts of a program there."""
+WIDEST = 8192
+MOST_EXPERTS = 1024
+SCORES = ("softmax", "sigmoid")
+
+
+def _takes(w: Linear | Tensor, spec: RouteSpec) -> bool:
+    """Whether the kernels do."""
+    return (
+        isinstance(w, Tensor)
+        and w.dtype is torch.float32
+        and w.is_contiguous()
+        and w.shape[0] <= MOST_EXPERTS
+        and w.shape[1] <= WIDEST
+        and spec.score in SCORES
+        and spec.groups == 1
+        and not spec.softcap
+        and spec.table is None
+        and spec.given_bias is None
+        and spec.per_expert is None
+    )
+
+
+def route(
+    ops: Any, b: ForwardBatch, x: Tensor, norm: Norm | None, w: Linear | Tensor, spec: RouteSpec
+) -> tuple[Tensor, Tensor]:
+    """ids i32[T, k], weight f32[T, k], of logits w · norm(x), in f32; see `Ops.route`."""
+    if not _takes(w, spec) or not x.shape[0]:
+        return reference.route(ops, b, x, norm, w, spec)
+    assert isinstance(w, Tensor)
+    x = x.float()
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    rows, (count, width) = x.shape[0], w.shape
+    overlap = overlaps(x.device) if x.is_cuda else False
+    if rows <= FEW_ROWS:
+        logits = torch.empty(rows, count, device=x.device)
+        tile = triton.next_power_of_2(count) if INTERPRETED else TILE
+        kernels.logits[(rows, -(-count // tile))](
+            x, x if norm is None else norm.weight, w, logits, count, width, x.stride(0),
+            0.0 if norm is None else norm.eps, NORM=norm is not None, TILE=tile,
+            WHOLE=triton.next_power_of_2(width), num_warps=8, OVERLAP=overlap, launch_pdl=overlap,
+        )  # fmt: skip
+    else:
+        logits = F.linear(x if norm is None else Rows(x, norm).dense(torch.float32, 1)[0], w)
+    ids = torch.empty(rows, spec.top_k, dtype=torch.int32, device=x.device)
+    weight = torch.empty(rows, spec.top_k, device=x.device)
+    kernels.pick[(rows,)](
+        logits, logits if spec.bias is None else spec.bias, b.parent, ids, weight, count, spec.scale,
+        K=spec.top_k, X=triton.next_power_of_2(count), SOFTMAX=spec.score == "softmax",
+        BIAS=spec.bias is not None, RENORM=spec.renorm, num_warps=1, OVERLAP=overlap, launch_pdl=overlap,
+    )  # fmt: skip
+    return ids, weight
+
+
+__all__ = ["route"]

@@ -1,0 +1,70 @@
+# Triton compiles these functions: no annotations, no conditional expressions.
+# ruff: noqa: ANN001, ANN201
+"""Triton kernels of the op `route`: logits of few rows, and the choice of experts. All f32."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def logits(
+    x, norm, w, out, count, width, ldx, eps,
+    NORM: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """TILE experts of one row: w · norm(x). Grid (rows, experts / TILE). WHOLE: at least the width."""
+    row = tl.program_id(0).to(tl.int64)
+    expert = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    c = tl.arange(0, WHOLE)
+    inside = c < width
+    at = w + expert[:, None].to(tl.int64) * width + c[None, :]
+    weights = tl.load(at, mask=(expert < count)[:, None] & inside[None, :], other=0.0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    v = tl.load(x + row * ldx + c, mask=inside, other=0.0)
+    if NORM:
+        inverse = 1 / tl.sqrt(tl.sum(v * v, 0) / width + eps)
+        v = v * inverse * tl.load(norm + c, mask=inside, other=0.0)
+    tl.store(out + row * count + expert, tl.sum(weights * v[None, :], 1), mask=expert < count)
+
+
+@triton.jit
+def pick(
+    logits, bias, parent, ids, weight, count, scale,
+    K: tl.constexpr, X: tl.constexpr, SOFTMAX: tl.constexpr, BIAS: tl.constexpr, RENORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The K best of one row and their scores; the lower id where two are alike. X: at least the count."""
+    row = tl.program_id(0).to(tl.int64)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    e = tl.arange(0, X)
+    inside = e < count
+    v = tl.load(logits + row * count + e, mask=inside, other=-float("inf"))
+    if SOFTMAX:
+        score = tl.exp(v - tl.max(v, 0))
+        score = score / tl.sum(score, 0)
+    else:
+        score = 1 / (1 + tl.exp(tl.minimum(-v, 80.0)))
+    by = score
+    if BIAS:
+        by = score + tl.load(bias + e, mask=inside, other=0.0)
+    by = tl.where(inside, by, -float("inf"))
+    j = tl.arange(0, triton.next_power_of_2(K))
+    chosen = tl.zeros_like(j)
+    share = tl.zeros_like(j).to(tl.float32)
+    for place in tl.static_range(K):
+        best = tl.argmax(by, 0, tie_break_left=True)
+        chosen = tl.where(j == place, best, chosen)
+        share = tl.where(j == place, tl.sum(tl.where(e == best, score, 0.0), 0), share)
+        by = tl.where(e == best, -float("inf"), by)
+    if RENORM:
+        share = share / (tl.sum(share, 0) + 1e-20)
+    padding = tl.load(parent + row) == -2
+    chosen = tl.where(padding, -1, chosen)
+    share = tl.where(padding, 0.0, share * scale)
+    tl.store(ids + row * K + j, chosen, mask=j < K)
+    tl.store(weight + row * K + j, share, mask=j < K)

@@ -1,0 +1,76 @@
+"""Copies of states in host memory: their room, copies at once, copies by the mover."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luce_core.model import snapshots
+from luce_core.model.snapshots import ALIGN, SavedSlot, SlotSaver, host_room
+
+
+@given(st.lists(st.integers(0, 3000), max_size=12), st.sampled_from([torch.uint8, torch.float32]))
+def test_rooms_have_the_shapes_asked_for_and_do_not_overlap(sizes, dtype):
+    like = [torch.zeros(size, 2, dtype=dtype) for size in sizes]
+    rooms = host_room(like, pin=False)
+    assert [room.shape for room in rooms] == [one.shape for one in like]
+    for number, room in enumerate(rooms):
+        room.fill_(number)
+    assert all(bool((room == number).all()) for number, room in enumerate(rooms))
+
+
+def test_rooms_share_pieces_and_large_ones_have_their_own(monkeypatch):
+    monkeypatch.setattr(snapshots, "PIECE_BYTES", 4 * ALIGN)
+    like = [torch.zeros(n, dtype=torch.uint8) for n in (ALIGN, 1, ALIGN + 1, 9 * ALIGN, 3)]
+    rooms = host_room(like, pin=False)
+    pieces = [room.untyped_storage().data_ptr() for room in rooms]
+    assert pieces[0] == pieces[1] == pieces[2]
+    assert len({*pieces}) == 3
+    assert all((room.data_ptr() - piece) % ALIGN == 0 for room, piece in zip(rooms, pieces, strict=True))
+    assert rooms[3].untyped_storage().nbytes() == 9 * ALIGN
+
+
+def test_states_of_the_cpu_are_copied_at_once():
+    state = torch.arange(6.0)
+    saved = SlotSaver().save([state])
+    state.zero_()
+    assert saved.states[0].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_mover_waits_for_the_device_and_copies():
+    waited = []
+
+    class Event:
+        def synchronize(self):
+            waited.append(True)
+
+    source = torch.arange(4.0)
+    moved = snapshots._move((source,), [Event()])
+    source.zero_()
+    assert waited
+    assert moved[0].tolist() == [0, 1, 2, 3]
+
+
+def test_whoever_reads_a_snapshot_meets_what_went_wrong():
+    failed: Future[snapshots.States] = Future()
+    failed.set_exception(MemoryError("no room"))
+    with pytest.raises(MemoryError, match="no room"):
+        _ = SavedSlot(failed).states
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_is_queued_later_does_not_change_a_snapshot():
+    saver = SlotSaver()
+    states = [torch.full((1 << 20,), float(n), device="cuda") for n in range(3)]
+    saved = []
+    for _ in range(5):
+        saved.append(saver.save(states))
+        for state in states:
+            state.add_(10)
+    for turn, one in enumerate(saved):
+        assert [float(copy.min()) for copy in one.states] == [n + 10.0 * turn for n in range(3)]
+        assert [float(copy.max()) for copy in one.states] == [n + 10.0 * turn for n in range(3)]
