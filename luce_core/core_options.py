@@ -105,6 +105,11 @@ class CoreOptions(BaseModel):
     executor: Annotated[str, Info(group="Engine", plan="parts.executor")] = Field(
         "eager", description="How steps reach the device."
     )
+    warmup: Annotated[bool, Info(group="Engine", plan="engine.warmup")] = Field(
+        True,
+        description="Try every ordinary kind of step before the first request, where first steps are slow "
+        "(kernels are compiled, graphs captured).",
+    )
     drafter: Annotated[tuple[str, ...], Info(group="Engine", plan="parts.drafter")] = Field(
         (), description="Sources of candidate tokens, in order; 'none' for plain decoding."
     )

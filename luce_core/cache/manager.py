@@ -455,6 +455,12 @@ class PagedBlockManager:
         while (entry := self._index.oldest("nodes", "checkpoints", "host")) is not None:
             self._cache.drop(entry)
 
+    def start_over(self) -> None:
+        """As new: nothing cached, nothing counted. Called when no sequence is open."""
+        self.clear()
+        self._asked_tokens = self._hit_tokens = self._copies = 0
+        self._cache.evictions = self._cache.spills = self._cache.swaps = 0
+
     def stats(self) -> CacheStats:
         """Figures now."""
         return CacheStats(

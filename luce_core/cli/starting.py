@@ -91,13 +91,17 @@ def plan_model(
 
 
 def load(planned: Planned, registry: Registry) -> tuple[Pipeline, LuceEngine]:
-    """Load the model; nothing runs yet. Whoever steps the engine tells the observers."""
+    """Load the model and warm up; no request runs yet. Whoever steps the engine tells the observers."""
     with loading(planned.name) as progress:
         from luce_core.compose import compose
         from luce_core.engine.engine import LuceEngine
+        from luce_core.engine.warming import warm
 
         pipeline = compose(planned.plan, registry, progress=progress)
-        return pipeline, LuceEngine(pipeline)
+        engine = LuceEngine(pipeline)
+        if planned.plan.values["engine.warmup"]:
+            warm(engine, progress)
+        return pipeline, engine
 
 
 def start(

@@ -224,6 +224,14 @@ class BlockManager(Protocol):
         """Change the tier of blocks; returns the fence after which they are there."""
         ...
 
+    def clear(self) -> None:
+        """Forget everything cached."""
+        ...
+
+    def start_over(self) -> None:
+        """As new: nothing cached, nothing counted. Called when no sequence is open."""
+        ...
+
     def stats(self) -> CacheStats:
         """Gauges and counters: blocks used, cached and free, hit tokens, evictions."""
         ...

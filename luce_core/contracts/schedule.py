@@ -108,6 +108,11 @@ class StepHandle(Protocol):
 class Executor(Protocol):
     """How programs run: eager, graphs, megakernel, shards."""
 
+    compiles: bool
+    """Whether the first step of a kind takes much longer than later ones; the engine then runs some before it
+    serves (`--no-warmup`: not).
+    """
+
     def prepare(
         self,
         name: str,

@@ -160,6 +160,12 @@ class LuceEngine:
         for seq in (*self.running.values(), *self.waiting.values()):
             self._finish(seq, "cancelled")
 
+    def start_over(self) -> None:
+        """As new, between requests: nothing cached, nothing counted."""
+        self.blocks.start_over()
+        self.answered = AnsweredTexts()
+        self.counters = dict.fromkeys(self.counters, 0)
+
     # --- admit
 
     def _drain(self) -> None:

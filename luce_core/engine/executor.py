@@ -27,6 +27,8 @@ class EagerHandle:
 class EagerExecutor:
     """Runs every step where it is submitted. The fence has retired when `submit` returns."""
 
+    compiles = False
+
     def __init__(self, device: str) -> None:
         self.device = device
         self._programs: dict[str, Callable[..., Mapping[str, Any]]] = {}

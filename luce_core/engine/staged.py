@@ -19,6 +19,8 @@ from luce_core.speculation.tree import accept
 
 ROW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Rows of every sequence of a step; more are run as a plain call."""
+ALIGNMENT = 16
+"""Bytes, of every input on the device: kernels are compiled for what is known of their pointers."""
 LEAST_BLOCKS = 8
 """Columns of a block table grow by doubling from here."""
 
@@ -81,7 +83,7 @@ class StagedVerify:
             shapes |= {f"block {group}": (num_seqs, columns), f"first {group}": (num_seqs, columns)}
             shapes[f"count {group}"] = (num_seqs,)
         sizes = {name: int(np.prod(shape)) * (8 if name == "sees" else 4) for name, shape in shapes.items()}
-        total = sum(sizes.values())
+        total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values())
         host = torch.zeros(total, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         device = torch.zeros(total, dtype=torch.uint8, device=self.device)
         on_host: dict[str, np.ndarray] = {}
@@ -91,7 +93,7 @@ class StagedVerify:
             kind, shape = (torch.int64 if name == "sees" else torch.int32), shapes[name]
             on_host[name] = host[at : at + size].view(kind).view(shape).numpy()
             there[name] = device[at : at + size].view(kind).view(shape)
-            at += size
+            at += -(-size // ALIGNMENT) * ALIGNMENT
         batch = self._batch(there, bucket)
         one = torch.ones(num_seqs, dtype=torch.int32, device=self.device)
         commit = Commit(torch.zeros(num_seqs, 1, dtype=torch.int32, device=self.device), one)

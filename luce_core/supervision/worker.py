@@ -69,11 +69,15 @@ def run(boot: Boot, connection: Connection, outbox: Outbox) -> None:
     from luce_core.compose import compose
     from luce_core.engine.engine import LuceEngine
     from luce_core.engine.local import LocalChannel
+    from luce_core.engine.warming import warm
 
     pipeline = compose(boot.plan, boot.make_registry(), progress=_progress(outbox))
+    engine = LuceEngine(pipeline)
+    if boot.plan.values["engine.warmup"]:
+        warm(engine)
     turns = Turns()
     # Whoever starts us bounds the queue; a second bound here could only disagree.
-    channel = LocalChannel(LuceEngine(pipeline), max_queue=sys.maxsize, after_turn=turns.over)
+    channel = LocalChannel(engine, max_queue=sys.maxsize, after_turn=turns.over)
     pipeline.observers.engine_started(pipeline)
     outbox.send(Ready())
     closing = threading.Event()

@@ -121,7 +121,7 @@ def root_mean_of(x, d, dim, eps):
     return 1 / tl.sqrt(tl.sum(v * v, 1)[:, None] / dim + eps)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["axis_stride", "row_stride", "table_stride"])
 def make_rows(
     q, k, v, turned_q, pages_k, pages_v, q_weight, k_weight, v_weight, position, axis, frequency,
     seq, index, query_start, length, parent, block, first, count,
@@ -231,7 +231,7 @@ def gated(y, gate, row, h, d, ldg, inside, GATE: tl.constexpr, PER_HEAD: tl.cons
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_seqs", "words", "table_stride", "splits"])
 def attend(
     q, pages_k, pages_v, out, parts, peaks, gate, sinks, index, query_start, length, sees, span, block, first,
     count, num_rows, num_seqs, words, table_stride, ldg, scale, cap, window, splits,
@@ -374,7 +374,7 @@ def attend(
         tl.store(out + (row[:, None].to(tl.int64) * H + h[:, None]) * DV + dv[None, :], y, mask=both)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "splits"])
 def join(
     parts, peaks, out, gate, sinks, num_rows, splits, ldg,
     H: tl.constexpr, DV: tl.constexpr, DVB: tl.constexpr, STEP: tl.constexpr, SINKS: tl.constexpr,

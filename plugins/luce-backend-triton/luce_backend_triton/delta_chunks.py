@@ -15,7 +15,7 @@ from luce_backend_triton.attention_kernels import product, tile_of
 from luce_backend_triton.delta_kernels import gated_norm, inverse_of, log_decay, sigmoid, silu, unit
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def convolve(
     x, q, k, v, window, taps, seq, query_start, slots, num_rows, ldx, unit_eps, q_scale,
     KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr,
@@ -80,7 +80,7 @@ def move_window(x, window, query_start, slots, ldx, width, ROWS: tl.constexpr, C
         tl.store(state + n * width + c, row, mask=c < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def solve(
     k, v, beta, decay, w, u, sums, a, dt, query_start, num_seqs, ldbeta, lddecay,
     KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,
@@ -120,7 +120,7 @@ def solve(
     tl.store(u + (row[:, None] * VH + h) * DV + d[None, :], part.to(u.dtype.element_ty), mask=in_v)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def carry(
     k, w, u, sums, states, memory, query_start, slots, num_seqs,
     KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,
@@ -173,7 +173,7 @@ def carry(
     tl.store(home, m, mask=square)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def emit(
     q, k, u, sums, states, z, norm, out, query_start, num_seqs, ldz, norm_eps,
     KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,

@@ -134,7 +134,7 @@ def one_tap(x, window, taps, kept, channel, inside, keeps, C: tl.constexpr, KERN
     return silu(total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def held_rows(
     qkv, q, k, v, conv, taps, log_x, log_k, parent, seq, query_start, slots, num_rows, ldqkv, most, unit_eps,
     q_scale,
@@ -218,7 +218,7 @@ def joined(inverse, n, i, BLOCK: tl.constexpr, PRECISE: tl.constexpr):
     return inverse + exact(powers(met, PRECISE), inverse, PRECISE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words"])
 def held_tree(
     q, k, v, beta, decay, out, state, log_u, log_g, a, dt, sees, query_start, slots, ldbeta,
     lddecay, words, most,
@@ -270,7 +270,7 @@ def held_tree(
     tl.store(out + (row[:, None] * VH + h) * DV + d[None, :], y, mask=both)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def norm_heads(
     y, z, norm, seq, query_start, num_rows, ldz, norm_eps,
     VH: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, RT: tl.constexpr, OVERLAP: tl.constexpr,
@@ -289,7 +289,7 @@ def norm_heads(
     tl.store(at, gated_norm(given, gate.to(tl.float32), norm, v, norm_eps, DV, False), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words"])
 def held_in_turn(
     qkv, z, beta, decay, out, conv, taps, state, log_x, log_k, log_u, log_g, norm, a, dt, parent, sees,
     query_start, slots, ldqkv, ldz, ldbeta, lddecay, words, most, lower, unit_eps, norm_eps, q_scale,
@@ -390,7 +390,7 @@ def gated_norm(y, gate, norm, v, eps, DV: tl.constexpr, KDA: tl.constexpr):
 # --- commits
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["path_stride"])
 def fold(
     state, log_k, log_u, log_g, states, logs_k, logs_u, logs_g, slots, path, count, path_stride, most,
     KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,
@@ -428,7 +428,7 @@ def fold(
     tl.store(at, memory, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["path_stride"])
 def shift_rows(
     state, log, states, logs, slots, path, count, path_stride, most, width,
     ROWS: tl.constexpr, COLS: tl.constexpr, OVERLAP: tl.constexpr,
@@ -458,7 +458,7 @@ def shift_rows(
         tl.store(state + (slot * ROWS + n) * width + c, x, mask=c < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["path_stride", "table_stride"])
 def move_entries(
     page, pages, lengths, path, count, block, first, used, path_stride, table_stride, words,
     COLS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,

@@ -104,6 +104,7 @@ class GraphExecutor:
 
     def __init__(self, device: str, capture: Callable[[Callable[[], Results]], Captured]) -> None:
         self.device = torch.device(device)
+        self.compiles = self.device.type == "cuda"
         self._capture = capture
         self._programs: dict[str, Program] = {}
         self._fence = 0

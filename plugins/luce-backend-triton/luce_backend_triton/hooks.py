@@ -31,6 +31,8 @@ SEQUENCE_OPS = {
 }  # fmt: skip
 """Op -> the module of its function: the same for every layer."""
 LAYERS = {"triton": "CUDA", "triton-portable": "PORTABLE"}
+LARGE_BYTES, LARGE_CHUNK = 38 << 30, 2048
+"""From so much memory on, rows of a step."""
 
 
 @hookimpl
@@ -109,13 +111,23 @@ def luce_extend_plan(plan: BackendPlan) -> Sequence[PlanPatch]:
         return [PlanPatch(OP_LAYERS, (), why)]
     asked = plan.values["triton.kernels"]
     graphs = PlanPatch(EXECUTOR, (GRAPHS,), "the host's calls would take longer than the card's work")
+    patches = [graphs, *_chunk(plan)]
     if asked == "triton":
-        return [PlanPatch(OP_LAYERS, ("triton-portable",), "--triton-kernels triton"), graphs]
+        return [PlanPatch(OP_LAYERS, ("triton-portable",), "--triton-kernels triton"), *patches]
     version = nvrtc.compiler_version()
     if asked == "auto" and not version:
         why = "no NVRTC; few rows are slower in Triton"
-        return [PlanPatch(OP_LAYERS, ("triton-portable",), why), graphs]
-    return [PlanPatch(OP_LAYERS, ("triton",), f"CUDA C++ by NVRTC {version}"), graphs]
+        return [PlanPatch(OP_LAYERS, ("triton-portable",), why), *patches]
+    return [PlanPatch(OP_LAYERS, ("triton",), f"CUDA C++ by NVRTC {version}"), *patches]
+
+
+def _chunk(plan: BackendPlan) -> Sequence[PlanPatch]:
+    """Longer chunks of a prompt where their activations are a small part of the memory."""
+    device = next(item for item in plan.devices if item.id == plan.models[0].layer_device[0])
+    if device.memory_bytes < LARGE_BYTES:
+        return []
+    why = f"short chunks leave a card of {LARGE_BYTES >> 30} GiB and more waiting for the host"
+    return [PlanPatch("engine.row_budget", LARGE_CHUNK, why)]
 
 
 @hookimpl

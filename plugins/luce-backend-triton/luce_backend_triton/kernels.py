@@ -71,7 +71,7 @@ def power_of_two(top):
     return tl.where(top > 0, power, 1.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 def prepare(
     x, up, weight, out16, out32, out8, m, k, ldx, eps, limit,
     MMA: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr, CLAMP: tl.constexpr, CHUNK: tl.constexpr,
@@ -238,7 +238,7 @@ def decode(
     return value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "first"])
 def dequantize(
     records, halves, table, ids, out, count, first, cols, blocks, ldo,
     IDS: tl.constexpr, ROWS: tl.constexpr, RECORD: tl.constexpr, CODES: tl.constexpr, BITS: tl.constexpr,
@@ -256,7 +256,7 @@ def dequantize(
     tl.store(to, value.to(out.dtype.element_ty), mask=(place < count)[:, None] & (column < cols)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 def linear(
     x, factors, records, halves, table, y, scale, bias, residual, m, n, blocks, ldr, ldy,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, M: tl.constexpr,

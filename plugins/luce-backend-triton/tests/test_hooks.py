@@ -10,6 +10,7 @@ from luce_backend_triton import devices, hooks, nvrtc, product
 from luce_backend_triton.devices import Card
 from luce_backend_triton.formats import BLOCKS, FORMATS
 
+from luce_core.contracts import DeviceInfo
 from luce_core.ops.namespace import KNOWN_OPS
 from luce_core.registry import resolve
 
@@ -17,9 +18,12 @@ H200 = Card(0, "NVIDIA H200", 150_000_000_000, 132, (9, 0), 4.917e12)
 OLD = Card(1, "GTX 1080", 8 << 30, 20, (6, 1), 0.0)
 
 
-def plan(device="cuda:0", **values):
+def plan(device="cuda:0", memory=24 << 30, **values):
     fields = {"triton.kernels": "auto", "deterministic": False, "execution.op_layers": (), **values}
-    return SimpleNamespace(models=(SimpleNamespace(layer_device=(device, device)),), values=fields)
+    return SimpleNamespace(
+        models=(SimpleNamespace(layer_device=(device, device)),), values=fields,
+        devices=(DeviceInfo(device, "", memory, 1.0),),
+    )  # fmt: skip
 
 
 @pytest.fixture(params=["13.0", ""], ids=["NVRTC", "no NVRTC"])
@@ -49,6 +53,12 @@ def test_hook_luce_extend_plan(version, values, with_nvrtc, without, words):
     assert patch.field == "execution.op_layers"
     assert patch.value == (with_nvrtc if version else without)
     assert words in patch.reason
+
+
+@pytest.mark.parametrize(("gib", "rows"), [(24, None), (32, None), (40, 2048), (140, 2048)])
+def test_chunks_are_long_where_there_is_room(version, gib, rows):
+    patches = hooks.luce_extend_plan(plan(memory=gib << 30))
+    assert [one.value for one in patches if one.field == "engine.row_budget"] == [rows] * bool(rows)
 
 
 def test_hook_luce_register_parts():

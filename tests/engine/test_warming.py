@@ -1,0 +1,89 @@
+"""Warming up: ordinary steps before the first request, of which nothing stays but what was compiled."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from luce_core.engine.executor import EagerExecutor
+from luce_core.engine.warming import warm
+from luce_core.errors import EngineError
+from luce_core.testing.pipeline import EngineRig
+
+
+class Watching(EagerExecutor):
+    """Notes the shapes of steps: (program, rows of each sequence)."""
+
+    compiles = True
+
+    def __init__(self):
+        super().__init__("cpu")
+        self.seen = []
+
+    def submit(self, steps):
+        for step in steps:
+            self.seen.append((step.program, tuple(len(row.tokens) for row in step.inputs["rows"])))
+        return super().submit(steps)
+
+
+class Broken(Watching):
+    def submit(self, steps):
+        raise RuntimeError("no such kernel")
+
+
+@pytest.fixture
+def rig(toy):
+    """rig(executor, ...) -> (EngineRig over it, ToyLaw)."""
+
+    def make(executor, **more):
+        plain, law = toy("slots", **more)
+        return EngineRig(evolve(plain.pipeline, executor=executor)), law
+
+    return make
+
+
+def test_steps_of_every_number_of_sequences_and_a_whole_chunk_were_run(rig):
+    executor = Watching()
+    made, _ = rig(executor, chunk=64, max_sequences=3)
+    done = []
+    warm(made.engine, lambda *at: done.append(at))
+    held = [counts for program, counts in executor.seen if program == "verify"]
+    assert {len(counts) for counts in held} == {1, 2, 3}
+    assert all(held.count((1,) * count) >= 4 for count in (1, 2, 3)), "captured in the second, of each kind"
+    prompts = [counts for program, counts in executor.seen if program == "prefill"]
+    assert {(64,), (31, 31)} <= set(prompts)
+    assert {len(counts) for counts in prompts} == {1, 2, 3}
+    assert done == [(place, 5) for place in range(5)]
+
+
+def test_nothing_of_it_stays(rig):
+    made, law = rig(Watching())
+    before = made.engine.blocks.stats()
+    warm(made.engine)
+    assert made.engine.blocks.stats() == before
+    made.engine.blocks.check_integrity()
+    assert set(made.engine.counters.values()) == {0}
+    assert not made.engine.running
+    assert not made.engine.waiting
+    assert made.generate([5, 9, 2], max_tokens=8) == [law.greedy([5, 9, 2], 8)]
+
+
+@pytest.mark.parametrize("context", [8, 40])
+def test_a_short_context_is_kept(rig, context):
+    made, _ = rig(Watching(), context=context)
+    warm(made.engine)
+    assert made.engine.counters["requests"] == 0
+
+
+def test_an_executor_that_compiles_nothing_is_left_alone(rig):
+    executor = Watching()
+    executor.compiles = False
+    made, _ = rig(executor)
+    warm(made.engine)
+    assert executor.seen == []
+
+
+def test_what_fails_says_what_a_user_would_be_told(rig):
+    made, _ = rig(Broken())
+    with pytest.raises(EngineError, match=r"no such kernel.*--no-warmup"):
+        warm(made.engine)
