@@ -25,6 +25,24 @@ def wait_for_previous(OVERLAP: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
+@triton.jit
+def let_next_start(OVERLAP: tl.constexpr):
+    """The first half of `wait_for_previous`: what stands between the halves reads nothing that a launch which
+    lets the next one start has written.
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_only(OVERLAP: tl.constexpr):
+    """The second half. Alone, in kernels that write what others read in front of their wait: the launch that
+    follows begins when all of this one is done.
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+
+
 # --- where things lie
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from luce_backend_triton.attention_kernels import column_of, wait_for_previous
+from luce_backend_triton.attention_kernels import let_next_start, wait_for_previous, wait_only
 
 # --- pieces
 
@@ -79,11 +79,14 @@ def held_one(
     """The one held row of a sequence, one value head: all of `delta`, gated. Grid (value heads, sequences).
 
     ALONE: the batch is one row. Sequences of more rows are left to `held_rows`. Nothing committed changes.
+    State and window are read in front of the wait: `fold`, `shift_rows` and prompts let nothing start early,
+    and batches come from the host.
     """
-    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
     h, seq = tl.program_id(0), tl.program_id(1)
     start = tl.load(query_start + seq)
     if (not ALONE) and (tl.load(query_start + seq + 1) != start + 1):
+        wait_only(OVERLAP)
         return
     C: tl.constexpr = 2 * KH * DK + VH * DV
     kh = h % KH
@@ -94,11 +97,18 @@ def held_one(
     memory = tl.load(from_m, mask=in_k[:, None] & in_v[None, :], other=0.0)
     x, window = qkv + start.to(tl.int64) * ldqkv, conv + slot * ((KERNEL - 1) * C)
     kept = log_x + slot * most * C
-    q = one_tap(x, window, taps, kept, kh * DK + c, in_k, h < KH, C, KERNEL)
-    k = one_tap(x, window, taps, kept, (KH + kh) * DK + c, in_k, h < KH, C, KERNEL)
-    value = one_tap(x, window, taps, kept, 2 * KH * DK + h * DV + v, in_v, h >= 0, C, KERNEL)
-    raw = tl.load(decay + start.to(tl.int64) * lddecay + h).to(tl.float32) + tl.load(dt + h)
-    g = log_decay(raw, tl.load(a + h), 0.0, False)
+    at_q, at_k, at_v = kh * DK + c, (KH + kh) * DK + c, 2 * KH * DK + h * DV + v
+    before_q, own_q = window_of(window, taps, at_q, in_k, C, KERNEL)
+    before_k, own_k = window_of(window, taps, at_k, in_k, C, KERNEL)
+    before_v, own_v = window_of(window, taps, at_v, in_v, C, KERNEL)
+    weight = tl.load(norm + v, mask=in_v, other=0.0)
+    shift, rate = tl.load(dt + h), tl.load(a + h)
+    wait_only(OVERLAP)
+    q = one_tap(x, kept, before_q, own_q, at_q, in_k, h < KH)
+    k = one_tap(x, kept, before_k, own_k, at_k, in_k, h < KH)
+    value = one_tap(x, kept, before_v, own_v, at_v, in_v, h >= 0)
+    raw = tl.load(decay + start.to(tl.int64) * lddecay + h).to(tl.float32) + shift
+    g = log_decay(raw, rate, 0.0, False)
     step = sigmoid(tl.load(beta + start.to(tl.int64) * ldbeta + h).to(tl.float32))
     gate = tl.load(z + start.to(tl.int64) * ldz + h * DV + v, mask=in_v, other=0.0).to(tl.float32)
 
@@ -116,22 +126,29 @@ def held_one(
     y = (
         y
         * (1 / tl.sqrt(tl.sum(y * y, 0) / DV + norm_eps))
-        * tl.load(norm + v, mask=in_v, other=0.0)
+        * weight
         * silu(gate)
     )
     tl.store(out + (start.to(tl.int64) * VH + h) * DV + v, y, mask=in_v)
 
 
 @triton.jit
-def one_tap(x, window, taps, kept, channel, inside, keeps, C: tl.constexpr, KERNEL: tl.constexpr):
-    """Convolution and SiLU of one row; the row itself goes to the log where `keeps`."""
-    given = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)
-    tl.store(kept + channel, given, mask=inside & keeps)
-    total = given * tl.load(taps + channel * KERNEL + (KERNEL - 1), mask=inside, other=0.0)
+def window_of(window, taps, channel, inside, C: tl.constexpr, KERNEL: tl.constexpr):
+    """What the rows before give the convolution of one row, and the row's own tap."""
+    own = tl.load(taps + channel * KERNEL + (KERNEL - 1), mask=inside, other=0.0)
+    total = tl.zeros_like(own)
     for n in tl.static_range(KERNEL - 1):
         row = tl.load(window + n * C + channel, mask=inside, other=0.0)
         total += row * tl.load(taps + channel * KERNEL + n, mask=inside, other=0.0)
-    return silu(total)
+    return total, own
+
+
+@triton.jit
+def one_tap(x, kept, before, own, channel, inside, keeps):
+    """Convolution and SiLU of one row; the row itself goes to the log where `keeps`."""
+    given = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)
+    tl.store(kept + channel, given, mask=inside & keeps)
+    return silu(given * own + before)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -385,108 +402,3 @@ def gated_norm(y, gate, norm, v, eps, DV: tl.constexpr, KDA: tl.constexpr):
     else:
         y = y * silu(gate)
     return y
-
-
-# --- commits
-
-
-@triton.jit(do_not_specialize=["path_stride"])
-def fold(
-    state, log_k, log_u, log_g, states, logs_k, logs_u, logs_g, slots, path, count, path_stride, most,
-    KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,
-    DVB: tl.constexpr, KDA: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """M <- diag(exp g) M + k uᵀ along the accepted rows. Grid (layers · heads, sequences, blocks of Dv).
-
-    state, log_*: those of the first layer; states, logs_*: i64, how far those of every layer lie from
-    them.
-    """
-    wait_for_previous(OVERLAP)
-    seq = tl.program_id(1)
-    steps = tl.load(count + seq)
-    if steps <= 0:
-        return
-    layer, h = tl.program_id(0) // VH, tl.program_id(0) % VH
-    state += tl.multiple_of(tl.load(states + layer), 4)
-    log_k += tl.multiple_of(tl.load(logs_k + layer), 4)
-    log_u += tl.multiple_of(tl.load(logs_u + layer), 4)
-    log_g += tl.multiple_of(tl.load(logs_g + layer), 4)
-    slot = tl.load(slots + seq).to(tl.int64)
-    c, v = tl.arange(0, DKP), tl.program_id(2) * DVB + tl.arange(0, DVB)
-    at = state + ((slot * VH + h) * DK + c[:, None]) * DV + v[None, :]
-    inside = (c < DK)[:, None] & (v < DV)[None, :]
-    memory = tl.load(at, mask=inside, other=0.0)
-    for n in range(steps):
-        row = slot * most + tl.load(path + seq * path_stride + n)
-        k = tl.load(log_k + (row * KH + h % KH) * DK + c, mask=c < DK, other=0.0)
-        u = tl.load(log_u + (row * VH + h) * DV + v, mask=v < DV, other=0.0)
-        if KDA:
-            g = tl.load(log_g + (row * VH + h) * DK + c, mask=c < DK, other=0.0)
-            memory = memory * tl.exp(g)[:, None] + k[:, None] * u[None, :]
-        else:
-            memory = memory * tl.exp(tl.load(log_g + row * VH + h)) + k[:, None] * u[None, :]
-    tl.store(at, memory, mask=inside)
-
-
-@triton.jit(do_not_specialize=["path_stride"])
-def shift_rows(
-    state, log, states, logs, slots, path, count, path_stride, most, width,
-    ROWS: tl.constexpr, COLS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Append the accepted rows to windows of ROWS rows, keep the newest. states, logs: as for `fold`.
-
-    Grid (layers, sequences, blocks of columns). A thread moves its column down row by row: it reads below
-    what it has written.
-    """
-    wait_for_previous(OVERLAP)
-    seq = tl.program_id(1)
-    steps = tl.load(count + seq)
-    if steps <= 0:
-        return
-    layer = tl.program_id(0)
-    state += tl.multiple_of(tl.load(states + layer), 4)
-    log += tl.multiple_of(tl.load(logs + layer), 4)
-    slot = tl.load(slots + seq).to(tl.int64)
-    c = tl.program_id(2) * COLS + tl.arange(0, COLS)
-    for n in range(ROWS):
-        taken = n + steps - ROWS
-        if taken >= 0:
-            row = tl.load(path + seq * path_stride + taken)
-            x = tl.load(log + (slot * most + row) * width + c, mask=c < width)
-        else:
-            x = tl.load(state + (slot * ROWS + n + steps) * width + c, mask=c < width)
-        tl.store(state + (slot * ROWS + n) * width + c, x, mask=c < width)
-
-
-@triton.jit(do_not_specialize=["path_stride", "table_stride"])
-def move_entries(
-    page, pages, lengths, path, count, block, first, used, path_stride, table_stride, words,
-    COLS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Entries of accepted rows from length + path[n] to length + n, as i32. pages: how far from page.
-
-    Grid (page tensors, sequences, blocks of columns). Paths rise, so nothing is read after it was written
-    over.
-    """
-    wait_for_previous(OVERLAP)
-    seq = tl.program_id(1)
-    steps = tl.load(count + seq)
-    page += tl.multiple_of(tl.load(pages + tl.program_id(0)), 4)
-    length = tl.load(lengths + seq)
-    c = tl.program_id(2) * COLS + tl.arange(0, COLS)
-    first += seq * table_stride
-    block += seq * table_stride
-    columns = tl.load(used + seq)
-    for n in range(steps):
-        row = tl.load(path + seq * path_stride + n)
-        if row != n:
-            source = entry_of(block, first, columns, length + row, BLOCK)
-            target = entry_of(block, first, columns, length + n, BLOCK)
-            x = tl.load(page + source * words + c, mask=c < words)
-            tl.store(page + target * words + c, x, mask=c < words)
-
-
-@triton.jit
-def entry_of(block, first, columns, token, BLOCK: tl.constexpr):
-    column = column_of(first, columns, token, BLOCK)
-    return tl.load(block + column).to(tl.int64) * BLOCK + token - tl.load(first + column)

@@ -85,19 +85,25 @@ def prepare(
     row, block = tl.program_id(0), tl.program_id(1)
     x += row.to(tl.int64) * ldx
     up += row.to(tl.int64) * ldx
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    inverse = 1.0
-    if NORM:
-        inverse = root_mean(x, k, eps, CHUNK)
     p = tl.arange(0, 256)
     group, t, half, e = p // 32, p % 32 // 8, p % 8 // 4, p % 4
     at = (block * m + row).to(tl.int64)
     if not MMA:
         e = ((e & 1) << 1) | (e >> 1)
     column = block * 256 + group * 32 + half * 16 + t * 4 + e
-    v = values(x, up, weight, column, k, inverse, limit, NORM, ACT, CLAMP)
+    inside = column < k
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    if NORM:
+        w = tl.load(weight + column, mask=inside, other=0.0)  # no launch makes it: asked for while waiting
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    v = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        v = v * root_mean(x, k, eps, CHUNK) * w
+    if ACT != "":
+        u = tl.load(up + column, mask=inside, other=0.0).to(tl.float32)
+        v = activated(v, u, ACT, CLAMP, limit)
     top = tl.max(tl.abs(v), 0)
     if MMA:
         factor = power_of_two(top) / 512

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from luce_backend_triton import delta_kernels as kernels
+from luce_backend_triton import state_kernels as kernels
 from luce_backend_triton.attention import overlaps
 from luce_core.contracts import Commit, ForwardBatch, Region, SlotState
 from luce_core.ops import state as reference

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 import triton
-from luce_backend_triton import attention_kernels, delta_chunks, delta_kernels, moe_kernels
+from luce_backend_triton import attention_kernels, delta_chunks, delta_kernels, moe_kernels, state_kernels
 from luce_backend_triton.formats import FORMATS, SCALE_KINDS
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -76,9 +76,9 @@ def variants(target, dim):
     yield delta_kernels.held_in_turn, {**turn, **overlap}, pointer, {"num_warps": 8}
     yield delta_kernels.norm_heads, {"VH": 4, "DV": dim, "DVP": dim, "RT": 4, **overlap}, {}, {}
     fold = {**dims, "DKP": dim, "DVB": 32, "KDA": False, **overlap}
-    yield delta_kernels.fold, fold, {}, {}
-    yield delta_kernels.shift_rows, {"ROWS": 3, "COLS": 256, **overlap}, {}, {}
-    yield delta_kernels.move_entries, {"COLS": 256, "BLOCK": 32, **overlap}, {}, {}
+    yield state_kernels.fold, fold, {}, {}
+    yield state_kernels.shift_rows, {"ROWS": 3, "COLS": 256, **overlap}, {}, {}
+    yield state_kernels.move_entries, {"COLS": 256, "BLOCK": 32, **overlap}, {}, {}
     half = dict.fromkeys(("q", "k", "v", "w", "u", "states"), "*fp16" if cuda else "*fp32")
     cut = {**dims, "DKP": dim, "CHUNK": 64 if new else 16, "SB": 1}
     yield delta_chunks.convolve, {**dims, "DP": dim, "RT": 8, "KERNEL": 4}, {**half, **pointer}, {}

@@ -28,8 +28,9 @@ __device__ __forceinline__ float activated(int act, float gate, float up) {
   return up * fmaxf(gate, 0.f);
 }
 
-// Σ x² of a row, in every thread, which all call it.
-__device__ __forceinline__ float sum_squares(const float* row, int k, float* scratch, int warp, int lane) {
+// x · weight of a row -> to, and Σ x², in every thread, which all call it. A thread finds its weights in `kept`, which may
+// be `to`, where it put them itself.
+__device__ __forceinline__ float weighted(float* to, const float* kept, const float* row, int k, float* scratch, int warp, int lane) {
   float sum = 0.f;
   for (int i = threadIdx.x; i < k / 4; i += 4 * THREADS) {
     float4 f[4];
@@ -39,7 +40,13 @@ __device__ __forceinline__ float sum_squares(const float* row, int k, float* scr
       if (i + j * THREADS < k / 4) f[j] = load4(row + 4 * (i + j * THREADS));
     }
 #pragma unroll
-    for (int j = 0; j < 4; j++) sum += f[j].x * f[j].x + f[j].y * f[j].y + f[j].z * f[j].z + f[j].w * f[j].w;
+    for (int j = 0; j < 4; j++) {
+      sum += f[j].x * f[j].x + f[j].y * f[j].y + f[j].z * f[j].z + f[j].w * f[j].w;
+      if (i + j * THREADS < k / 4) {
+        const float4 w = *(const float4*)(kept + 4 * (i + j * THREADS));
+        *(float4*)(to + 4 * (i + j * THREADS)) = float4{f[j].x * w.x, f[j].y * w.y, f[j].z * w.z, f[j].w * w.w};
+      }
+    }
   }
 #pragma unroll
   for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
@@ -104,21 +111,26 @@ dense_linear(const u8* __restrict__ weights, In in, Out out, int wide) {
   auto column = [&]() { return (sub + chunk * SPLIT) * 256 + lane * 8; };
   Weights next;
   read(next, weights, own > 0 ? group * ROWS : out.n, out.n, column(), in.k);
+  float* kept = values + (X_ROWS - 1) * wide;  // the norm's weights, until the last row takes their place
+  if (in.weight)
+    for (int i = threadIdx.x * 4; i < in.k; i += THREADS * 4) *(float4*)(kept + i) = load4(in.weight + i);
   wait_for_previous();
 
 #pragma unroll
   for (int n = 0; n < X_ROWS; n++) {
     if (n >= out.m) break;
     const float *x = in.x + (size_t)n * in.ldx, *up = in.up + (size_t)n * in.ldx;
+    float* to = values + n * wide;
     float inverse = 1.f;
-    if (in.weight) inverse = 1.f / sqrtf(sum_squares(x, in.k, scratch + n * WARPS, warp, lane) / (float)in.k + in.eps);
+    if (in.weight) inverse = 1.f / sqrtf(weighted(to, kept, x, in.k, scratch + n * WARPS, warp, lane) / (float)in.k + in.eps);
     for (int i = threadIdx.x * 4; i < wide; i += THREADS * 4) {
       float4 v = float4{0.f, 0.f, 0.f, 0.f};
       if (i < in.k) {
-        v = load4(x + i);
         if (in.weight) {
-          const float4 w = load4(in.weight + i);
-          v.x *= inverse * w.x, v.y *= inverse * w.y, v.z *= inverse * w.z, v.w *= inverse * w.w;
+          v = *(const float4*)(to + i);
+          v.x *= inverse, v.y *= inverse, v.z *= inverse, v.w *= inverse;
+        } else {
+          v = load4(x + i);
         }
         if (in.act) {
           const float4 u = load4(up + i);
@@ -126,7 +138,7 @@ dense_linear(const u8* __restrict__ weights, In in, Out out, int wide) {
           v.z = activated(in.act, v.z, u.z), v.w = activated(in.act, v.w, u.w);
         }
       }
-      *(float4*)(values + n * wide + i) = v;
+      *(float4*)(to + i) = v;
     }
   }
   __syncthreads();
