@@ -123,12 +123,7 @@ def held_one(
     made = step * (value - k_read)
     tl.store(log_u + (slot * most * VH + h) * DV + v, made, mask=in_v)
     y = q_read + met * made
-    y = (
-        y
-        * (1 / tl.sqrt(tl.sum(y * y, 0) / DV + norm_eps))
-        * weight
-        * silu(gate)
-    )
+    y = y * (1 / tl.sqrt(tl.sum(y * y, 0) / DV + norm_eps)) * weight * silu(gate)
     tl.store(out + (start.to(tl.int64) * VH + h) * DV + v, y, mask=in_v)
 
 
