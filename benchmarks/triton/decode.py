@@ -4,9 +4,10 @@
                                        [--held 16,24] [--prefill 2048] [--check] [--profile]
 
 Weights are random, in the exact sizes of the model (`luce_core.synth`), written to --folder and kept
-there. --check: logits and greedy tokens of Qwen3.5-0.8B in Q8_0 beside the f32 reference ops on the same
-device. `engine` figures are those of `LuceEngine` stepped without a pause: scheduling, sampling and
-events included. `device` is one replay of the step's CUDA graph, by the device's own clock.
+there. --check: logits and greedy tokens of Qwen3.5-0.8B in Q8_0, and of a small mixture,
+beside the f32 reference ops on the same device. `engine` figures are those of `LuceEngine` stepped
+without a pause: scheduling, sampling and events included. `device` is one replay of the step's CUDA
+graph, by the device's own clock.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from luce_arch_qwen35 import geometries
 
-from luce_core.contracts import GenerationRequest, SamplingParams, Step, Tokens
+from luce_core.contracts import GenerationRequest, Geometry, SamplingParams, Step, Tokens
 from luce_core.engine.engine import LuceEngine
 from luce_core.model.batch import RowSet
 from luce_core.synth import write
@@ -60,9 +62,23 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 # --- correctness
 
 
-def check(folder: Path, name: str) -> None:
+MIXTURE = {"layers": 4, "width": 2048, "heads": 16, "kv_heads": 2, "value_heads": 32, "vocab": 50176}
+"""Four layers of 35B-A3B with a quarter of its experts: the reference ops need all of them in f32."""
+
+
+def small_mixture(folder: Path) -> Path:
+    """As a file, written once."""
+    path = folder / "mixture-q4_k_m.gguf"
+    if not path.exists():
+        metadata = geometries.metadata_of(**MIXTURE, experts=(64, 8, 512, 512))
+        shapes = geometries.shapes_of(metadata)
+        write(Geometry("mixture", metadata, shapes, ranges=geometries.RANGES), "q4_k_m", path)
+    return path
+
+
+def check(path: Path) -> None:
     """Against the f32 reference ops, on the same device."""
-    path = model_file(folder, name)
+    name = path.stem
     text = prompt(90)
     found = {}
     for layers in ((), ("triton",)):
@@ -277,7 +293,8 @@ def main() -> None:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.check:
-        check(given.folder, "qwen3.5-0.8b:q8_0")
+        check(model_file(given.folder, "qwen3.5-0.8b:q8_0"))
+        check(small_mixture(given.folder))
     for name in given.model:
         measure(model_file(given.folder, name), given)
 

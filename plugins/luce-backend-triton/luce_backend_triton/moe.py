@@ -8,6 +8,7 @@ residual, is one launch.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -15,10 +16,11 @@ import torch
 import triton
 from torch import Tensor
 
-from luce_backend_triton import few_rows, kernels, moe_kernels, nvrtc, product, shapes
+from luce_backend_triton import few_rows, moe_kernels, nvrtc, product, shapes
 from luce_backend_triton.few_rows import POINTER, Shape
 from luce_backend_triton.formats import FORMATS, TILE_ROWS, tiles_of
-from luce_backend_triton.matrix import Matrix
+from luce_backend_triton.kernels import INTERPRETED
+from luce_backend_triton.matrix import Group, Matrix
 from luce_backend_triton.memory import SCRATCH_BYTES
 from luce_backend_triton.product import ACTS, Rows
 from luce_core.contracts import Clamp, ExpertBank, Norm, SharedExpert
@@ -34,6 +36,8 @@ FEW_TILE = 16
 PAIRS, ROWS = 64, 128
 """Of a tile of the product with dense weights."""
 COLS = 1024
+SORTED = 4096
+"""Pairs a program looks at in one go."""
 
 
 def _takes(bank: ExpertBank, act: str, shared: SharedExpert | None) -> bool:
@@ -47,6 +51,25 @@ def _takes(bank: ExpertBank, act: str, shared: SharedExpert | None) -> bool:
         and all(isinstance(w.packed, Matrix) and w.scale is None and w.bias is None for w in every)
         and all(w.out_features // stack.count % TILE_ROWS == 0 for w in every)
         and stack.gate_up[0].packed.format == stack.gate_up[1].packed.format
+    )
+
+
+def _alike(bank: ExpertBank, shared: SharedExpert, clamp: Clamp | None) -> bool:
+    """Whether the shared expert is one more of the same shape and formats."""
+    stack, group, down = bank.stack, shared.gate_up.packed, shared.down
+    one = group.parts[0].matrix if isinstance(group, Group) and len(group.parts) == 1 else None
+    routed, last = stack.gate_up[0].packed, stack.down.packed
+    return (
+        isinstance(one, Matrix)
+        and isinstance(down.packed, Matrix)
+        and group.parts[0].bias is None
+        and all(w.scale is None for w in (*shared.gate_up.members, down))
+        and down.bias is None
+        and shared.clamp == clamp
+        and (one.format, one.blocks) == (routed.format, routed.blocks)
+        and one.rows * stack.count == 2 * routed.rows
+        and (down.packed.format, down.packed.blocks) == (last.format, last.blocks)
+        and down.packed.rows * stack.count == last.rows
     )
 
 
@@ -74,12 +97,16 @@ class Experts:
             return reference.experts(ops, x, norm, routed, bank, shared, residual, post, act, clamp)
         x = x.float().contiguous()
         ids = routed[0].contiguous()
-        chosen = _Few(bank, ids) if self._few(x, ids) else _Sorted(bank, ids)
-        stack = bank.stack
-        gate, up = chosen.products(Rows(x, norm), stack.gate_up, ids.shape[1])
+        few, stack = self._few(x, ids), bank.stack
+        alike = few and shared is not None and _alike(bank, shared, clamp)
+        chosen = _Few(bank, ids, shared if alike else None) if few else _Sorted(bank, ids)
+        gate, up = chosen.products(Rows(x, norm), stack.gate_up, chosen.each)
         (y,) = chosen.products(Rows(gate, None, up, act, clamp), (stack.down,), 1)
+        y = y.view(x.shape[0], chosen.each, -1)
         beside = None
-        if shared is not None:
+        if alike:
+            beside = y[:, -1]
+        elif shared is not None:
             beside = ops.gated_mlp(x, norm, shared.gate_up, shared.down, act=act, clamp=shared.clamp)
         factor = None if shared is None else shared.gate
         if post is None:
@@ -99,10 +126,11 @@ class _Stack(ctypes.Structure):
 
     _fields_ = (
         ("records", ctypes.c_void_p * 2),
+        ("beside", ctypes.c_void_p * 2),
         ("ids", ctypes.c_void_p),
         ("lut", ctypes.c_void_p),
         ("y", ctypes.c_void_p * 2),
-        *((name, ctypes.c_int) for name in ("per", "rows", "n", "pairs")),
+        *((name, ctypes.c_int) for name in ("per", "rows", "n", "pairs", "used")),
     )
 
 
@@ -132,24 +160,32 @@ def _shape(name: str, tiles: int, blocks: int, pairs: int, room: shapes.Room) ->
 
 
 class _Few:
-    """Every pair by itself."""
+    """Every pair by itself. shared: as one more expert, that every row has."""
 
-    def __init__(self, bank: ExpertBank, ids: Tensor) -> None:
+    def __init__(self, bank: ExpertBank, ids: Tensor, shared: SharedExpert | None) -> None:
         self.bank, self.ids = bank, ids
+        self.used = ids.shape[1]
+        self.each = self.used + (shared is not None)
+        self._beside: dict[int, tuple[Tensor, ...]] = {}
+        """By the number of matrices."""
+        if shared is not None:
+            records = shared.gate_up.packed.parts[0].matrix.records
+            self._beside = {2: records.chunk(2), 1: (shared.down.packed.records,)}
 
     def products(self, rows: Rows, weights: Any, per: int) -> list[Tensor]:
         """f32[pairs, out] of each matrix; rows of x: one for `per` pairs."""
         matrix: Matrix = weights[0].packed
-        device, pairs = self.ids.device, self.ids.numel()
+        device, pairs = self.ids.device, self.ids.shape[0] * self.each
         n = matrix.rows // self.bank.stack.count
         x = rows.few("gemv")
         out = [torch.empty(pairs, n, device=device) for _ in weights]
         tiles, blocks = tiles_of(n), matrix.blocks
         room = shapes.room_of(device.index or 0)
         shape, grid = _shape(matrix.format, tiles, blocks, pairs * len(weights), room)
+        beside = self._beside.get(len(weights))
         stack = _Stack(
-            _two([w.packed.records for w in weights]), self.ids.data_ptr(), self.bank.lut.data_ptr(),
-            _two(out), per, x.shape[1], n, pairs,
+            _two([w.packed.records for w in weights]), NONE if beside is None else _two(beside),
+            self.ids.data_ptr(), self.bank.lut.data_ptr(), _two(out), per, x.shape[1], n, pairs, self.used,
         )  # fmt: skip
         args = (
             POINTER(x.data_ptr()), stack, ctypes.c_int(tiles), ctypes.c_int(blocks),
@@ -163,7 +199,10 @@ class _Few:
         return out
 
 
-def _two(tensors: list[Tensor]) -> Any:
+NONE = (ctypes.c_void_p * 2)()
+
+
+def _two(tensors: Sequence[Tensor]) -> Any:
     """Addresses; of one tensor, twice."""
     return (ctypes.c_void_p * 2)(*(tensors[place % len(tensors)].data_ptr() for place in range(2)))
 
@@ -175,21 +214,20 @@ class _Sorted:
     """Pairs by expert. Sorted on the device: how many each expert has is not known here."""
 
     def __init__(self, bank: ExpertBank, ids: Tensor) -> None:
-        self.count = bank.stack.count
-        flat = ids.reshape(-1)
-        place = torch.where(flat < 0, -1, bank.lut[flat.clamp(min=0).long()])
-        ordered, order = torch.sort(place, stable=True)
-        self.order = order.to(torch.int32)
-        every = torch.arange(self.count + 1, dtype=ordered.dtype, device=ids.device)
-        self.starts = torch.searchsorted(ordered, every, out_int32=True)
-        self.pairs = flat.numel()
+        self.count, self.each, self.pairs = bank.stack.count, ids.shape[1], ids.numel()
+        self.order = torch.empty(self.pairs, dtype=torch.int32, device=ids.device)
+        self.starts = torch.empty(self.count + 1, dtype=torch.int32, device=ids.device)
+        moe_kernels.sort_pairs[(self.count + 1,)](
+            ids, bank.lut, self.order, self.starts, self.pairs, STEP=SORTED, num_warps=8
+        )
 
     def products(self, rows: Rows, weights: Any, per: int) -> list[Tensor]:
         """As `_Few.products`."""
         x, factors = rows.dense()
         found = []
         for w in weights:
-            y = torch.zeros(self.pairs, w.packed.rows // self.count, device=x.device)
+            room = torch.zeros if INTERPRETED else torch.empty  # pairs without an expert are never read
+            y = room(self.pairs, w.packed.rows // self.count, device=x.device)
             (self._packed if self.pairs <= FEW_PAIRS else self._dense)(x, factors, w.packed, y, per)
             found.append(y)
         return found
@@ -197,7 +235,7 @@ class _Sorted:
     def _packed(self, x: Tensor, factors: Tensor, matrix: Matrix, y: Tensor, per: int) -> None:
         n = y.shape[1]
         many = self.pairs // FEW_TILE + min(self.count, self.pairs)
-        tile = triton.next_power_of_2(n) if kernels.INTERPRETED else FEW_TILE
+        tile = triton.next_power_of_2(n) if INTERPRETED else FEW_TILE
         moe_kernels.grouped[(many, -(-n // tile))](
             x, factors, self.order, self.starts, *matrix.views(), y, n, matrix.blocks, per, tiles_of(n),
             X=triton.next_power_of_2(self.count), EXPERTS=self.count, M=FEW_TILE, ROWS=tile, num_warps=4,
@@ -230,7 +268,7 @@ def _combine(
     y: Tensor, ids: Tensor, weight: Tensor, lut: Tensor, shared: Tensor | None, gate: Tensor | None,
     x: Tensor, norm: Norm | None, residual: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    rows, width = x.shape[0], y.shape[1]
+    rows, each, width = y.shape
     out = torch.empty(rows, width, device=x.device)
     weight = weight.float()
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
@@ -238,8 +276,9 @@ def _combine(
         residual = residual.contiguous()
     moe_kernels.combine[(rows, -(-width // COLS))](
         y, ids, lut, weight, y if shared is None else shared, x, x if norm is None else norm.weight,
-        y if gate is None else gate, y if residual is None else residual, out, width, x.stride(0),
-        0 if residual is None else residual.stride(0), 0.0 if norm is None else norm.eps, weight.stride(0),
+        y if gate is None else gate, y if residual is None else residual, out, width, each,
+        0 if shared is None else shared.stride(0), x.stride(0), 0 if residual is None else residual.stride(0),
+        0.0 if norm is None else norm.eps, weight.stride(0),
         K=ids.shape[1], COLS=COLS, WHOLE=triton.next_power_of_2(width), SHARED=shared is not None,
         GATED=gate is not None, NORM=norm is not None, RESIDUAL=residual is not None, num_warps=4,
     )  # fmt: skip

@@ -27,6 +27,26 @@ def tile_of_expert(program, starts, X: tl.constexpr, EXPERTS: tl.constexpr, M: t
 
 
 @triton.jit
+def sort_pairs(ids, lut, order, starts, pairs, STEP: tl.constexpr):
+    """Program e: where pairs of expert e begin, and those pairs in their order. The last: where all end."""
+    e = tl.program_id(0)
+    at = tl.arange(0, STEP)
+    before = 0
+    for base in range(0, pairs, STEP):
+        chosen = tl.load(ids + base + at, mask=base + at < pairs, other=-1)
+        place = tl.where(chosen >= 0, tl.load(lut + tl.maximum(chosen, 0)), -1)
+        before += tl.sum(((place >= 0) & (place < e)).to(tl.int32), 0)
+    tl.store(starts + e, before)
+    for base in range(0, pairs, STEP):
+        chosen = tl.load(ids + base + at, mask=base + at < pairs, other=-1)
+        place = tl.where(chosen >= 0, tl.load(lut + tl.maximum(chosen, 0)), -1)
+        mine = (place == e).to(tl.int32)
+        behind = before + tl.cumsum(mine, 0) - 1
+        tl.store(order + behind, base + at, mask=mine > 0)
+        before += tl.sum(mine, 0)
+
+
+@triton.jit
 def grouped(
     x, factors, order, starts, records, halves, table, y, n, blocks, per, tiles,
     X: tl.constexpr, EXPERTS: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, RECORD: tl.constexpr,
@@ -92,13 +112,14 @@ def grouped_dense(
 
 @triton.jit
 def combine(
-    y, ids, lut, weights, shared, x, norm, gate, residual, out, width, ldx, ldr, eps, weight_stride,
+    y, ids, lut, weights, shared, x, norm, gate, residual, out, width, each, lds, ldx, ldr, eps,
+    weight_stride,
     K: tl.constexpr, COLS: tl.constexpr, WHOLE: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr,
     NORM: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Σ weight · y over the experts of a row, + shared · sigmoid(gate · n), + residual, n = norm(x).
 
-    Grid (rows, columns / COLS). WHOLE: at least the width.
+    y [rows, each, width], each at least K.     Grid (rows, columns / COLS). WHOLE: at least the width.
     """
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * COLS + tl.arange(0, COLS)
@@ -108,10 +129,10 @@ def combine(
         chosen = tl.load(ids + row * K + j)
         place = tl.load(lut + tl.maximum(chosen, 0))
         here = (chosen >= 0) & (place >= 0)
-        part = tl.load(y + (row * K + j) * width + c, mask=inside & here, other=0.0)
+        part = tl.load(y + (row * each + j) * width + c, mask=inside & here, other=0.0)
         total += part * tl.load(weights + row * weight_stride + j)
     if SHARED:
-        part = tl.load(shared + row * width + c, mask=inside, other=0.0)
+        part = tl.load(shared + row * lds + c, mask=inside, other=0.0)
         if GATED:
             all_c = tl.arange(0, WHOLE)
             v = tl.load(x + row * ldx + all_c, mask=all_c < width, other=0.0).to(tl.float32)

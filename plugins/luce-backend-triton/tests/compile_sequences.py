@@ -10,7 +10,11 @@ from __future__ import annotations
 import sys
 
 import triton
+<<<<<<< HEAD
 from luce_backend_triton import attention_kernels, delta_chunks, delta_kernels, moe_kernels, state_kernels
+=======
+from luce_backend_triton import attention_kernels, delta_chunks, delta_kernels, moe_kernels, route_kernels
+>>>>>>> 505df62 (Mixtures: pairs sorted by one launch, a shared expert among the others; benchmark of long prompts and streams; LOG)
 from luce_backend_triton.formats import FORMATS, SCALE_KINDS
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -91,13 +95,18 @@ def variants(target, dim):
         "RECORD": fmt.record_bytes, "CODES": fmt.code_bytes, "BITS": fmt.bits, "TABLE": bool(fmt.table),
         "ZERO": fmt.zero, "SCALES": SCALE_KINDS.index(fmt.scales),
     }  # fmt: skip
+    yield moe_kernels.sort_pairs, {"STEP": 1024}, {"pairs": "i32"}, {}
+    pick = {"K": 8, "X": 64, "SOFTMAX": True, "BIAS": True, "RENORM": True, "OVERLAP": False}
+    plain = {"count": "i32", "scale": "fp32"}
+    yield route_kernels.pick, pick, plain, {}
+    yield route_kernels.logits, {"NORM": True, "TILE": 4, "WHOLE": 256, "OVERLAP": False}, plain, {}
     of = {"X": 8, "EXPERTS": 8}
     weights = {"x": "*fp16", "records": "*u8", "halves": "*fp16", "w": "*fp16"}
     yield moe_kernels.grouped, {**of, "M": 16, "ROWS": 16, **packed}, weights, {}
     if new:
         yield moe_kernels.grouped_dense, {**of, "M": 64, "ROWS": 64, "DEPTH": 64}, weights, {"num_stages": 3}
     one = {"K": 2, "COLS": 64, "WHOLE": 64, "SHARED": True, "GATED": True, "NORM": True, "RESIDUAL": True}
-    yield moe_kernels.combine, one, {}, {}
+    yield moe_kernels.combine, one, {"each": "i32", "lds": "i32"}, {}
 
 
 FEW = ("make_rows", "attend", "held_one", "solve", "carry")

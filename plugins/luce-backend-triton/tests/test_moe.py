@@ -20,8 +20,11 @@ def rng():
     return torch.Generator().manual_seed(1)
 
 
-@pytest.fixture
-def layer(device, blocks, rng):
+@pytest.fixture(params=[64, HIDDEN], ids=["other shape", "one more"])
+def layer(device, blocks, rng, request):
+    """The shared expert may have the shape of the others, and then becomes one more of them."""
+    wide = request.param
+
     def matrix(out, width, seed):
         data = blocks("Q8_0", out, width, seed)
         packed = ops.PORTABLE.pack_linear(OPS, RawLinear("w", "Q8_0", (out, width), data, str(device)))
@@ -30,10 +33,10 @@ def layer(device, blocks, rng):
     pair = (matrix(EXPERTS * HIDDEN, WIDTH, 1), matrix(EXPERTS * HIDDEN, WIDTH, 2))
     stack = ExpertStack(EXPERTS, pair, matrix(EXPERTS * WIDTH, HIDDEN, 3))
     lut = torch.tensor([4, 2, 0, 1, 3, -1], dtype=torch.int32, device=device)  # one expert is not there
-    members = (matrix(64, WIDTH, 4), matrix(64, WIDTH, 5))
+    members = (matrix(wide, WIDTH, 4), matrix(wide, WIDTH, 5))
     group = LinearGroup(members, OPS.pack_group(members))
     gate = torch.randn(WIDTH, generator=rng).to(device)
-    return ResidentExperts(lut, stack), SharedExpert(group, matrix(WIDTH, 64, 6), gate)
+    return ResidentExperts(lut, stack), SharedExpert(group, matrix(WIDTH, wide, 6), gate)
 
 
 def inputs(device, rng, rows):
@@ -74,3 +77,16 @@ def test_experts_go_through_the_scratch_in_slices(device, rng, layer, monkeypatc
     x, routed = inputs(device, rng, 7)
     given = (x, None, routed, layer[0])
     check(moe.PORTABLE.experts(OPS, *given), OPS.experts(*given))
+
+
+def test_a_shared_expert_of_the_same_shape_is_one_more(layer):
+    bank, shared = layer
+    assert moe._alike(bank, shared, None) == (shared.down.in_features == HIDDEN)
+    assert not moe._alike(bank, shared, Clamp(0.5))
+
+
+def test_pairs_are_sorted_by_expert(device, layer):
+    ids = torch.tensor([[3, -1], [0, 5], [1, 3], [3, 0]], dtype=torch.int32, device=device)
+    chosen = moe._Sorted(layer[0], ids)  # places 1 -, 4 -, 2 1, 1 4
+    assert chosen.starts.tolist() == [0, 0, 3, 4, 4, 6]
+    assert chosen.order[:6].tolist() == [0, 5, 6, 4, 2, 7]

@@ -106,7 +106,9 @@ MoeGiven = fields(
 
 
 @pytest.mark.parametrize(("name", "per", "grid"), [("Q4_K", 2, 2), ("Q6_K", 1, 1)])
-def test_experts(tmp_path, blocks, dequantized, name, per, grid):
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
+def test_experts(tmp_path, blocks, dequantized, name, per, grid, beside):
+    """beside: every third pair is one of the last expert's matrices, given by themselves."""
     count, rows, cols, shape = 3, 40, 512, Shape("gemv", 1, 1, 4, 2)
     tall = formats.tiles_of(rows) * formats.TILE_ROWS
     data = [blocks(name, count * tall, cols, seed) for seed in (1, 2)]
@@ -119,8 +121,13 @@ def test_experts(tmp_path, blocks, dequantized, name, per, grid):
     defines = few_rows.defines(formats.FORMATS[name], shape)
     library = simt.build(tmp_path, "moe", "moe_gemv", defines, MOE, after=("gemv",))
     tiles, across = tall // formats.TILE_ROWS, records[0].shape[1]
-    at = (ids.data_ptr(), lut.data_ptr())
-    stack = moe._Stack(moe._two(records), *at, moe._two(y), per, x.shape[0], rows, pairs)
+    told, own, used = ids, moe.NONE, pairs
+    if beside:
+        told, used = ids.view(2, 3)[:, :2].contiguous(), 2
+        ids[2::3], lut[2] = 2, 2  # what the kernel is to do with what it was not told
+        own = moe._two([one[2 * tiles :] for one in records])
+    at = (told.data_ptr(), lut.data_ptr())
+    stack = moe._Stack(moe._two(records), own, *at, moe._two(y), per, x.shape[0], rows, pairs, used)
     it = MoeGiven(given.data_ptr(), stack, tiles, across, shape.warp_room(tiles, across, grid))
     shared = shape.shared_bytes(formats.FORMATS[name], tiles, across, grid)
     library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, pairs * len(data))

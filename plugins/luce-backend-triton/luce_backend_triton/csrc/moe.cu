@@ -1,4 +1,5 @@
 // The same of experts: pair p, of row p / per of x and of expert lut[ids[p]]. Behind gemv.cu, whose `multiply` it uses.
+// With `beside`, a matrix that every row meets, each `used` pairs have one of it behind them, which ids do not name.
 //
 // Grid: (blocks of row tiles, 1, pairs · matrices). A thread block takes whole tiles of one pair's expert; its warps share
 // the records evenly, and sums meet in shared memory, as in gemv.cu. Few rows choose few experts twice, so every pair reads
@@ -6,9 +7,10 @@
 
 struct Stack {  // up to two matrices of the same shape (gate and up): records of all experts, one below the other
   const u8* records[2];
+  const u8* beside[2];  // or none
   const int *ids, *lut;
   float* y[2];  // f32[pairs][n]
-  int per, rows, n, pairs;  // rows of x
+  int per, rows, n, pairs, used;  // rows of x
 };
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
@@ -22,14 +24,17 @@ moe_gemv(const u8* __restrict__ x, Stack stack, int tiles, int blocks, int room)
   u8* ring = shared + blocks * X_BYTES + warp * STAGES * RECORD;
   float* partial = (float*)(shared + blocks * X_BYTES + WARPS * STAGES * RECORD);
   wait_for_previous();
-  const int id = stack.ids[pair], expert = id < 0 ? -1 : stack.lut[id];
+  const int each = stack.used + (stack.beside[0] != nullptr), place = pair % each;
+  const bool common = place == stack.used;
+  const int id = common ? 0 : stack.ids[pair / each * stack.used + place], expert = common ? 0 : id < 0 ? -1 : stack.lut[id];
   float* y = (which ? stack.y[1] : stack.y[0]) + (size_t)pair * stack.n;
   if (expert < 0) {
     for (int i = tile0 * 16 + threadIdx.x; i < min((tile0 + num_tiles) * 16, stack.n); i += 32 * WARPS) y[i] = 0.f;
     return;
   }
 
-  const u8* source = (which ? stack.records[1] : stack.records[0]) + (((size_t)expert * tiles + tile0) * blocks + begin) * RECORD;
+  const u8* first = common ? (which ? stack.beside[1] : stack.beside[0]) : (which ? stack.records[1] : stack.records[0]);
+  const u8* source = first + (((size_t)expert * tiles + tile0) * blocks + begin) * RECORD;
   int left = end - begin;
   u8* to = ring;
   auto fetch = [&]() {
