@@ -10,11 +10,14 @@ from __future__ import annotations
 import sys
 
 import triton
-<<<<<<< HEAD
-from luce_backend_triton import attention_kernels, delta_chunks, delta_kernels, moe_kernels, state_kernels
-=======
-from luce_backend_triton import attention_kernels, delta_chunks, delta_kernels, moe_kernels, route_kernels
->>>>>>> 505df62 (Mixtures: pairs sorted by one launch, a shared expert among the others; benchmark of long prompts and streams; LOG)
+from luce_backend_triton import (
+    attention_kernels,
+    delta_chunks,
+    delta_kernels,
+    moe_kernels,
+    route_kernels,
+    state_kernels,
+)
 from luce_backend_triton.formats import FORMATS, SCALE_KINDS
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
