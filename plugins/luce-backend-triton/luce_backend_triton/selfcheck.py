@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from luce_backend_triton import attention, delta, ops, state
+from luce_backend_triton import attention, delta, moe, ops, route, state
 from luce_backend_triton.formats import BLOCKS, FORMATS
 from luce_core.contracts import (
     AttentionSpec,
     Commit,
     DeltaSpec,
+    ExpertStack,
     ForwardBatch,
     KernelCheck,
     Linear,
@@ -23,11 +24,14 @@ from luce_core.contracts import (
     Norm,
     RawLinear,
     Region,
+    RouteSpec,
     SeqTable,
+    SharedExpert,
     SlotState,
 )
 from luce_core.gguf import FORMATS as KNOWN
 from luce_core.model.batch import RowSet, make_batch
+from luce_core.model.weights import ResidentExperts
 from luce_core.ops import build_ops
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "MXFP4": ()}
@@ -35,8 +39,12 @@ HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K"
 FLOATS = ("F32", "F16", "BF16")
 ROWS = (1, 2, 5, 16, 24, 70, 300)
 """Of x: one for each kernel and pass."""
+EXPERT_ROWS = (3, 200)
+"""Few pairs of row and expert, which read packed records, and many, for dense weights."""
 ROUNDED = 2e-3
 """Relative error of halves."""
+EXACT = 1e-4
+"""Of f32."""
 TREE = [-1, 0, 0, 1, 3]
 BLOCK, BLOCK_COUNT, SLOTS, HELD = 16, 12, 4, 8
 
@@ -46,6 +54,8 @@ def check(layer: ops.Layer, device: str) -> Iterator[KernelCheck]:
     torch.manual_seed(0)
     yield from products(layer, device, (*FORMATS, *FLOATS), ROWS)
     yield from sequences(device)
+    yield from routes(device)
+    yield from experts(layer, device, tuple(FORMATS), EXPERT_ROWS)
 
 
 check_cuda, check_portable = partial(check, ops.CUDA), partial(check, ops.PORTABLE)
@@ -77,18 +87,20 @@ def products(
             yield KernelCheck(f"{name}, {count} rows of x", max(errors), allowed)
 
 
-def _matrix(namespace: Any, name: str, out: int, width: int, device: str) -> tuple[Linear, Tensor]:
+def _matrix(
+    namespace: Any, name: str, out: int, width: int, device: str, seed: int = 0
+) -> tuple[Linear, Tensor]:
     """Packed, and exact as float64."""
-    data = _random_blocks(name, out, width)
+    data = _random_blocks(name, out, width, seed)
     packed = namespace.pack_linear(RawLinear("w", name, (out, width), data, device))
     exact = torch.from_numpy(np.array(KNOWN.by_name(name).dequantize(data))).view(out, width)
     bias = torch.randn(out, device=device)
     return Linear("w", out, width, name, packed, bias), exact.to(device, torch.float64)
 
 
-def _random_blocks(name: str, rows: int, cols: int) -> np.ndarray:
+def _random_blocks(name: str, rows: int, cols: int, seed: int) -> np.ndarray:
     """u8[rows, row bytes]; factors of ordinary size, all other bits as they come."""
-    rng = np.random.default_rng(rows)
+    rng = np.random.default_rng(rows + seed)
     if name in FLOATS:
         kind = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[name]
         values = torch.from_numpy(rng.standard_normal((rows, cols)).astype(np.float32) * 0.05)
@@ -194,8 +206,70 @@ def _delta(namespace: Any, device: str) -> Run:
     return run
 
 
+# --- experts
+
+
+def routes(device: str) -> Iterator[KernelCheck]:
+    """Weights of the chosen experts, spread over all of them, beside float64."""
+    rng = torch.Generator().manual_seed(3)
+    width, count, top = 96, 40, 4
+    namespace = build_ops({"route": route.route})
+    norm = Norm(1 + 0.1 * torch.randn(width, generator=rng).to(device), 1e-6)
+    w = torch.randn(count, width, generator=rng).to(device)
+    table = {"full": SeqTable(tuple(range(4)), tuple(range(0, 4 * BLOCK, BLOCK)))}
+    for rows in (3, 50):
+        x = torch.randn(rows, width, generator=rng).to(device)
+        batch = make_batch("prefill", [RowSet(0, 0, [1] * rows, table)], device=device)
+        ids, weight = namespace.route(batch, x[: batch.token.shape[0]], norm, w, RouteSpec(top))
+        normed = torch.nn.functional.rms_norm(x.double(), (width,), norm.weight.double(), norm.eps)
+        best, at = (normed @ w.double().T).softmax(1).topk(top)
+        want = torch.zeros(rows, count, dtype=torch.float64, device=device).scatter_(1, at, best)
+        want /= want.sum(1, keepdim=True)
+        got = torch.zeros_like(want).scatter_(1, ids.long(), weight.double())
+        yield KernelCheck(f"route, {rows} rows of x", _error(got, want), EXACT)
+
+
+def experts(
+    layer: ops.Layer, device: str, names: Iterable[str], rows: Iterable[int]
+) -> Iterator[KernelCheck]:
+    """Norm, four experts of which each row has two, a shared one with its gate, residual, beside float64."""
+    names_of = ("pack_linear", "pack_group", "linear", "norm_linear", "linear_out", "gated_mlp")
+    namespace = build_ops({
+        **{name: getattr(layer, name) for name in names_of}, "experts": moe.Experts(layer.cuda).experts,
+    })  # fmt: skip
+    count, width, hidden, used = 4, 256, 512, 2
+    shapes = ((count * hidden, width), (count * hidden, width), (count * width, hidden),
+              (hidden, width), (hidden, width), (width, hidden))  # fmt: skip
+    for name in names:
+        pairs = [_matrix(namespace, name, *shape, device, seed) for seed, shape in enumerate(shapes)]
+        plain = [Linear("w", w.out_features, w.in_features, name, w.packed) for w, _ in pairs]
+        gate, up, down = (exact.unflatten(0, (count, -1)) for _, exact in pairs[:3])
+        factor = torch.randn(width, device=device) * 0.05
+        group = LinearGroup((plain[3], plain[4]), namespace.pack_group((plain[3], plain[4])))
+        lut = torch.arange(count, dtype=torch.int32, device=device)
+        bank = ResidentExperts(lut, ExpertStack(count, (plain[0], plain[1]), plain[2]))
+        norm = Norm(torch.rand(width, device=device) + 0.5, 1e-6)
+        for n in rows:
+            x, weight = torch.randn(n, width, device=device), torch.rand(n, used, device=device)
+            ids = torch.rand(n, count, device=device).topk(used).indices
+            routed = (ids.int(), weight)
+            shared = SharedExpert(group, plain[5], factor)
+            got = namespace.experts(x, norm, routed, bank, shared, x) - x
+            normed = torch.nn.functional.rms_norm(x.double(), (width,), norm.weight.double(), norm.eps)
+            want = _mlp(normed, pairs[3][1], pairs[4][1], pairs[5][1])
+            want *= torch.sigmoid(normed @ factor.double())[:, None]
+            for one in range(count):
+                chosen = (weight * (ids == one)).sum(1, keepdim=True).double()
+                want += chosen * _mlp(normed, gate[one], up[one], down[one])
+            yield KernelCheck(f"{name}, experts of {n} rows of x", _error(got, want), ROUNDED)
+
+
+def _mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
 def _error(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
-__all__ = ["check_cuda", "check_portable", "products", "sequences"]
+__all__ = ["check_cuda", "check_portable", "experts", "products", "routes", "sequences"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from luce_backend_triton import attention, ops, selfcheck
+from luce_backend_triton import attention, moe, ops, selfcheck
 from luce_backend_triton.formats import FORMATS
 
 WHOLE = (*FORMATS, *selfcheck.FLOATS) if torch.cuda.is_available() else ("Q4_K", "BF16")
@@ -38,3 +38,17 @@ def test_a_wrong_op_is_seen(device, monkeypatch):
     real = attention.attention
     monkeypatch.setattr(attention, "attention", lambda *args, **kwargs: real(*args, **kwargs) + 0.1)
     assert wrong(selfcheck.sequences(str(device))) == ["attention, prefill", "attention, held"]
+
+
+def test_routes_and_experts_are_right(device):
+    assert not wrong(selfcheck.routes(str(device)))
+    rows = selfcheck.EXPERT_ROWS if torch.cuda.is_available() else (3,)
+    checks = list(selfcheck.experts(ops.CUDA, str(device), WHOLE[:1], rows))
+    assert len(checks) == len(rows)
+    assert not wrong(checks)
+
+
+def test_wrong_experts_are_seen(device, monkeypatch):
+    real = moe._combine
+    monkeypatch.setattr(moe, "_combine", lambda *args: real(*args) * 1.01)
+    assert len(wrong(selfcheck.experts(ops.CUDA, str(device), ("Q8_0",), (3,)))) == 1
