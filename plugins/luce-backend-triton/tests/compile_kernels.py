@@ -21,6 +21,20 @@ POINTERS = {
 }  # fmt: skip
 
 
+def gpu_of(target):
+    """Of "cuda:90" or "hip:gfx1100": CDNA (gfx9) has warps of 64, RDNA of 32."""
+    kind, _, arch = target.partition(":")
+    if kind == "cuda":
+        return GPUTarget(kind, int(arch), 32)
+    return GPUTarget(kind, arch, 64 if arch.startswith("gfx9") else 32)
+
+
+def overlaps(target):
+    """Whether its launches may begin beside the one before: `product.overlaps`."""
+    kind, _, arch = target.partition(":")
+    return kind == "cuda" and int(arch) >= 90
+
+
 def constants(name):
     fmt = FORMATS[name]
     return {
@@ -29,13 +43,14 @@ def constants(name):
     }  # fmt: skip
 
 
-def variants():
+def variants(target):
     """(kernel, constants, types that differ from POINTERS)."""
+    overlap = overlaps(target)
     has = {"HAS_SCALE": True, "HAS_BIAS": True, "HAS_RESIDUAL": True}
     row = {"NORM": True, "ACT": "", "CLAMP": 0, "CHUNK": 1024}
     act = {**row, "NORM": False, "ACT": "gelu", "CLAMP": 1}
     yield kernels.prepare, {**row, "MMA": False, "OVERLAP": False}, {}
-    yield kernels.prepare, {**act, "MMA": True, "ACT": "silu", "CLAMP": 0, "OVERLAP": True}, {}
+    yield kernels.prepare, {**act, "MMA": True, "ACT": "silu", "CLAMP": 0, "OVERLAP": overlap}, {}
     yield kernels.prepare_dense, act, {"out": "*fp16"}
     yield kernels.prepare_dense, {**act, "ACT": "gelu_tanh", "CLAMP": 2}, {"out": "*fp16"}
     yield kernels.prepare_dense, row, {"out": "*bf16"}
@@ -48,9 +63,8 @@ def variants():
 
 def main(targets):
     for target in targets:
-        kind, _, arch = target.partition(":")
-        gpu = GPUTarget(kind, int(arch), 32) if kind == "cuda" else GPUTarget(kind, arch, 64)
-        for kernel, constexprs, types in variants():
+        gpu = gpu_of(target)
+        for kernel, constexprs, types in variants(target):
             signature = {
                 name: "constexpr" if name in constexprs else {**POINTERS, **types}.get(name, "i32")
                 for name in kernel.arg_names

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 import triton
+from compile_kernels import gpu_of, overlaps
 from luce_backend_triton import (
     attention_kernels,
     delta_chunks,
@@ -19,7 +20,6 @@ from luce_backend_triton import (
     state_kernels,
 )
 from luce_backend_triton.formats import FORMATS, SCALE_KINDS
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 I32 = (
@@ -47,9 +47,9 @@ def type_of(name):
 def variants(target, dim):
     """(kernel, constants, types that differ, options)."""
     cuda = target.startswith("cuda")
-    new = target in ("cuda:80", "cuda:86", "cuda:89", "cuda:90", "cuda:120")
+    new = cuda and int(target.partition(":")[2]) >= 80
     rows, chunk = ("tf32", "f16") if new else ("ieee", "ieee")
-    overlap = {"OVERLAP": target in ("cuda:90", "cuda:120")}
+    overlap = {"OVERLAP": overlaps(target)}
     pages = {"pages_k": "*bf16", "pages_v": "*fp16", "turned_q": "*bf16", "window": "i32"}
     heads = {"H": 6, "HK": 2, "D": dim, "DV": dim, "DP": dim, "BLOCK": 32, "HELD": True}
     rope = {"ROPE": True, "START": 0, "HALF": dim // 4, "HALVES": True, "AXES": True}
@@ -117,8 +117,7 @@ FEW = ("make_rows", "attend", "held_one", "solve", "carry")
 
 def main(targets, dim, names):
     for target in targets:
-        kind, _, arch = target.partition(":")
-        gpu = GPUTarget(kind, int(arch), 32) if kind == "cuda" else GPUTarget(kind, arch, 64)
+        gpu = gpu_of(target)
         for kernel, constexprs, types, options in variants(target, dim):
             if names and kernel.fn.__name__ not in names:
                 continue

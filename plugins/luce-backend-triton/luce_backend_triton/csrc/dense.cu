@@ -5,6 +5,8 @@
 // weights are on their way while it multiplies, the first of a launch before it waits for x.
 //
 // Shared memory: x f32[X_ROWS][wide], sums of warps, reductions. k is a multiple of 8.
+//
+// instructions: (LDG|LDGSTS)\.[.\w]*128
 
 struct In {
   const float *x, *up, *weight;

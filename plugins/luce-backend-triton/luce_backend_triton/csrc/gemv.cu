@@ -5,6 +5,8 @@
 // group's scale is an integer too, and only records meet in floats.
 //
 // A warp walks alone: a ring of records in shared memory, no barrier between x's arrival and the end.
+//
+// instructions: IDP\.4A (LDG|LDGSTS)\.[.\w]*128
 
 #define X_WORDS 512  // [c][h][t] of (high 0-3, high 4-7, low 0-3, low 4-7); then i32[8] Σ x of groups
 #if TABLE

@@ -8,6 +8,8 @@
 //
 // Lane (g = lane / 4, t = lane % 4) holds rows g and g + 8 of W and columns 4 t .. 4 t + 3 of each 16. x is given in
 // that order: every 32 as [t][half][4], so that a lane's eight are one load.
+//
+// instructions: HMMA\.1 (LDG|LDGSTS)\.[.\w]*128
 
 #define COLS (X_ROWS / 8)
 #define STAGE_BYTES (WARPS * TILES * RECORD + X_ROWS * X_BYTES)

@@ -4,6 +4,8 @@
 // Grid: (blocks of row tiles, 1, pairs · matrices). A thread block takes whole tiles of one pair's expert; its warps share
 // the records evenly, and sums meet in shared memory, as in gemv.cu. Few rows choose few experts twice, so every pair reads
 // its own; what two pairs share comes from L2.
+//
+// instructions: IDP\.4A (LDG|LDGSTS)\.[.\w]*128
 
 struct Stack {  // up to two matrices of the same shape (gate and up): records of all experts, one below the other
   const u8* records[2];

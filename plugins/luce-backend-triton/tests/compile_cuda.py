@@ -1,0 +1,95 @@
+"""Compile the CUDA C++ kernels for a list of architectures, without a GPU, and look at the machine code.
+
+    python compile_cuda.py sm_75 sm_90 sm_120 [--few]
+
+Every kernel must keep its variables in registers and have the instructions that the line
+`// instructions: ...` of its source names (regular expressions of SASS). --few: what CI has time for.
+Prints one line per kernel: name, format or floats, rows of x, architecture, registers, "ok".
+Needs NVRTC (the wheel nvidia-cuda-nvrtc) and the cuobjdump of Triton's wheel.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from luce_backend_triton import few_floats, few_rows, nvrtc, shapes
+from luce_backend_triton.few_rows import Shape
+from luce_backend_triton.formats import FORMATS
+from luce_backend_triton.shapes import Room
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+KIB = 1 << 10
+SHARED = {
+    "sm_75": (64, 64), "sm_80": (163, 164), "sm_86": (99, 100), "sm_89": (99, 100), "sm_90": (227, 228),
+    "sm_100": (227, 228), "sm_110": (227, 228), "sm_120": (99, 100), "sm_121": (99, 100),
+}  # fmt: skip
+"""KiB of shared memory of a thread block and of a multiprocessor."""
+ROWS, FEW_FORMATS = (1, 2, 8, 16, 32), ("Q4_K", "MXFP4")
+TILES, BLOCKS = 1088, 20
+
+
+def variants(arch, few):
+    """(source, those in front of it, label, definitions)."""
+    block, whole = SHARED[arch]
+    room = Room(80, block * KIB, whole * KIB)
+    for name in FEW_FORMATS if few else FORMATS:
+        for rows in (1, 16) if few else ROWS:
+            found = shapes.choose(FORMATS[name], rows, TILES, BLOCKS, room)
+            assert found is not None, (arch, name, rows)
+            defined = few_rows.defines(FORMATS[name], found[0])
+            yield found[0].kind, (), f"{name} {rows}", defined
+        yield "moe", ("gemv",), f"{name} 1", few_rows.defines(FORMATS[name], Shape("gemv", 1, 1, 8, 2))
+    for kind in (1,) if few else (0, 1, 2):
+        yield "dense", (), f"{('F32', 'F16', 'BF16')[kind]} 1", few_floats.defines_of(kind, 1, 5120)
+
+
+def wanted(source):
+    """The instructions a source declares."""
+    found = re.search(r"^// instructions: (.+)$", source, re.MULTILINE)
+    assert found, "the source declares no instructions"
+    return found[1].split()
+
+
+def dump(image, what):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(image)
+        file.flush()
+        command = [str(CUOBJDUMP), what, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def faults(image, source):
+    """(registers, what is wrong with the machine code)."""
+    usage = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", dump(image, "-res-usage"))
+    assert usage, "cuobjdump shows no kernel"
+    sass = dump(image, "-sass")
+    wrong = [
+        f"{stack} bytes of stack, {local} local" for _, stack, local in usage if (stack, local) != ("0", "0")
+    ]
+    if spilled := len(re.findall(r"\b(?:STL|LDL)\b", sass)):
+        wrong.append(f"{spilled} accesses of spilled registers")
+    wrong += [f"no {one}" for one in wanted(source) if not re.search(rf"\b{one}", sass)]
+    return max(int(one[0]) for one in usage), wrong
+
+
+def main(archs, few):
+    bad = 0
+    for arch in archs:
+        for name, front, label, defined in variants(arch, few):
+            parts = ("common.cuh", *(f"{part}.cu" for part in front), f"{name}.cu")
+            texts = [(nvrtc.SOURCES / part).read_text() for part in parts]
+            image = nvrtc.compile_cuda("".join(texts), name, arch, defined)
+            registers, wrong = faults(image, texts[-1])
+            bad += bool(wrong)
+            print(name, label, arch, registers, "; ".join(wrong) or "ok", flush=True)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    sys.exit(main([one for one in given if one.startswith("sm_")] or list(SHARED), "--few" in given))
