@@ -19,14 +19,18 @@ export OMP_NUM_THREADS ?= $(THREADS)
 # Tests run side by side; many of them wait for programs they started.
 WORKERS ?= 2
 
+TRITON_TESTS := plugins/luce-backend-triton/tests
+KERNEL_TARGETS ?= cuda:75 cuda:80 cuda:86 cuda:89 cuda:90 cuda:100 cuda:120 cuda:121 hip:gfx1100 hip:gfx1151 hip:gfx1201
+
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check lint types imports proof bench new-plugin clean
+.PHONY: help setup serve test check lint types imports proof kernels bench new-plugin clean
 
 help:
 	@echo "make serve       set up, fetch the default model if need be, and serve it"
 	@echo "                 MODEL=file.gguf for another model, ARGS='--port 9000' for more flags"
 	@echo "make test        set up and run every test; ARGS='-k name' goes to pytest, WORKERS=8 runs more at a time"
 	@echo "make check       lint, types, imports, wheels, installs into a clean environment"
+	@echo "make kernels     compile every GPU kernel for every chip, without a GPU; minutes"
 	@echo "make bench       measure against the peers; see benchmarks/"
 	@echo "make new-plugin  NAME=glimmer KIND=arch (or scheduler, drafter): a plugin to start from"
 	@echo "make clean       remove everything that was set up here"
@@ -54,6 +58,11 @@ imports: $(STAMPS)/tools
 
 proof: $(STAMPS)/tools
 	$(BIN)/python tools/clean_install.py
+
+kernels: $(STAMPS)/tools
+	cd $(TRITON_TESTS) && $(abspath $(BIN))/python compile_cuda.py
+	cd $(TRITON_TESTS) && for script in compile_kernels compile_sequences; do \
+		$(abspath $(BIN))/python $$script.py $(KERNEL_TARGETS) || exit 1; done
 
 bench: $(STAMPS)/tools
 	$(BIN)/python benchmarks/cpu/compare.py $(ARGS)

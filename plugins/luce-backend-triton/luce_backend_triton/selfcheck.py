@@ -243,7 +243,7 @@ def experts(
     for name in names:
         pairs = [_matrix(namespace, name, *shape, device, seed) for seed, shape in enumerate(shapes)]
         plain = [Linear("w", w.out_features, w.in_features, name, w.packed) for w, _ in pairs]
-        gate, up, down = (exact.unflatten(0, (count, -1)) for _, exact in pairs[:3])
+        gate, up, down = (exact.view(count, -1, exact.shape[1]) for _, exact in pairs[:3])
         factor = torch.randn(width, device=device) * 0.05
         group = LinearGroup((plain[3], plain[4]), namespace.pack_group((plain[3], plain[4])))
         lut = torch.arange(count, dtype=torch.int32, device=device)

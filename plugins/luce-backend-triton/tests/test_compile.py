@@ -16,10 +16,20 @@ from luce_backend_triton.shapes import Room
 
 from luce_core.errors import EngineError
 
+sys.path.insert(0, str(Path(__file__).parent))
+import compile_cuda
+
 H200 = Room(132, 232448, 233472)
 SMALL = Room(20, 65536, 65536)
 """Compute capability 7.5."""
 NVCC = shutil.which("nvcc")
+SPILLS = """
+extern "C" __global__ void spills(const int* at, int* to) {
+  int kept[64];
+  for (int i = 0; i < 64; i++) kept[i] = at[i];
+  for (int i = 0; i < 64; i++) to[i] = kept[at[i] & 63];
+}
+"""
 
 
 @pytest.mark.parametrize(
@@ -47,6 +57,26 @@ def test_triton_kernels_compile(tmp_path, script, more, count):
 )
 def test_cuda_kernels_compile(tmp_path, arch, name, shape):
     compiles(tmp_path, shape.kind, arch, few_rows.defines(FORMATS[name], shape))
+
+
+@pytest.mark.skipif(nvrtc.nvrtc() is None, reason="no NVRTC")
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_120"])
+def test_machine_code_spills_nothing_and_has_what_its_source_declares(arch, capsys):
+    failed = compile_cuda.main([arch], few=True)
+    shown = capsys.readouterr().out
+    assert not failed, shown
+    assert shown.count(" ok") == 7
+
+
+@pytest.mark.skipif(nvrtc.nvrtc() is None, reason="no NVRTC")
+def test_a_missing_instruction_and_spilled_registers_are_found():
+    source = "// instructions: LDG HMMA\n" + SPILLS
+    image = nvrtc.compile_cuda(source, "spills", "sm_90", {})
+    _, wrong = compile_cuda.faults(image, source)
+    assert "no HMMA" in wrong
+    assert not any("no LDG" in one for one in wrong)
+    assert any("bytes of stack" in one for one in wrong)
+    assert any("spilled" in one for one in wrong)
 
 
 @pytest.mark.parametrize(("arch", "kind", "rows", "cols"), [("sm_75", 2, 1, 1024), ("sm_90", 0, 2, 17408)])
