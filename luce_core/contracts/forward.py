@@ -74,6 +74,10 @@ class ForwardBatch:
     """i32[M] rows that take `embeds` [M, E] instead of the table; `token` holds the placeholder there."""
     span: Tensor | None = None
     """i32[T] bidirectional span, -1 causal (prefill)."""
+    padded: bool = False
+    """prefill: rows from query_start[S] on stand for nothing. Ops leave state alone for them and give finite
+    values. Only for programs all of whose ops take it: `takes_padding`.
+    """
 
     def of(self, owner: str) -> ForwardBatch:
         """The same rows for the state of `owner`, a model or drafter: what its forward, ops and commit take.

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from attrs import frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def takes_padding(check: Callable[..., bool]) -> Callable[[Function], Function]:
+    """Marks an implementation of an op that reads sequences, so that prompts may be captured with it.
+
+    check: called with the arguments of a recorded call, the namespace None and values `Ref`s; whether the op
+    takes a batch that is `padded` there.
+    """
+
+    def mark(function: Function) -> Function:
+        function.takes_padding = check  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
 
 Bucket = tuple[Any, ...]
 """What decides the shapes of a step, and what is computed in it; hashable."""

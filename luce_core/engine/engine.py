@@ -38,6 +38,7 @@ from luce_core.engine.programs import Programs, Verdict
 from luce_core.engine.proposing import Proposer
 from luce_core.engine.sequence import Sequence
 from luce_core.engine.staged import StagedVerify
+from luce_core.engine.staged_prefill import StagedPrefill
 from luce_core.engine.swapping import swap_rule
 from luce_core.engine.tenants import CREDIT_ROWS, TenantLedger
 from luce_core.engine.turns import AnsweredTexts
@@ -76,7 +77,8 @@ class LuceEngine:
         self.device = device = plan.models[0].layer_device[0]
         self.table = ParamTable(slots, self.spec.vocab, device)
         self.programs = Programs(self.target, self.drafters, pipeline.target.ops, self.table)
-        self.executor.prepare("prefill", self.programs.prefill, ())
+        staged_prefill = StagedPrefill(self.programs, self.row_budget)
+        self.executor.prepare("prefill", self.programs.prefill, (), staged_prefill)
         self.executor.prepare("verify", self.programs.verify, (), StagedVerify(self.programs))
         vocab = self.spec.vocab
         self.proposer = Proposer(self.drafters, plan, self.blocks, self.table, device=device, vocab=vocab)

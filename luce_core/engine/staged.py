@@ -35,6 +35,24 @@ class Stage:
     """Of one row per sequence, always accepted."""
 
 
+class StaticNumbers:
+    """The integers of a step, i64 where named "sees", else i32: views of one buffer here and of one there."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
+        sizes = {name: int(np.prod(shape)) * (8 if name == "sees" else 4) for name, shape in shapes.items()}
+        total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values())
+        self.host = torch.zeros(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.device = torch.zeros(total, dtype=torch.uint8, device=device)
+        self.on_host: dict[str, np.ndarray] = {}
+        self.there: dict[str, Tensor] = {}
+        at = 0
+        for name, size in sizes.items():
+            kind, shape = (torch.int64 if name == "sees" else torch.int32), shapes[name]
+            self.on_host[name] = self.host[at : at + size].view(kind).view(shape).numpy()
+            self.there[name] = self.device[at : at + size].view(kind).view(shape)
+            at += -(-size // ALIGNMENT) * ALIGNMENT
+
+
 class StagedVerify:
     """Held rows in buckets: (sequences, rows of each, greedy, blocks by group). Rows that are lacking are
     padding.
@@ -64,10 +82,7 @@ class StagedVerify:
             return None
         count = next(size for size in ROW_BUCKETS if size >= most)
         flags = self.programs.table.step(row.slot for row in rows).flags
-        blocks = tuple(
-            (group, _power(max(len(row.tables[group].blocks) for row in rows))) for group in rows[0].tables
-        )
-        return len(rows), count, not flags and not any(inputs["top"]), blocks
+        return len(rows), count, not flags and not any(inputs["top"]), table_sizes(rows)
 
     def stage(self, bucket: Bucket) -> StageBuffers:
         """One buffer for all of a step's numbers: one copy takes them to the device."""
@@ -79,25 +94,13 @@ class StagedVerify:
         shapes |= dict.fromkeys(("token", "index", "parent"), (rows,))
         shapes["position"] = (self.programs.axes, rows)
         shapes |= dict.fromkeys(("slot", "length"), (num_seqs,))
-        for group, columns in blocks:
-            shapes |= {f"block {group}": (num_seqs, columns), f"first {group}": (num_seqs, columns)}
-            shapes[f"count {group}"] = (num_seqs,)
-        sizes = {name: int(np.prod(shape)) * (8 if name == "sees" else 4) for name, shape in shapes.items()}
-        total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values())
-        host = torch.zeros(total, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-        device = torch.zeros(total, dtype=torch.uint8, device=self.device)
-        on_host: dict[str, np.ndarray] = {}
-        there: dict[str, Tensor] = {}
-        at = 0
-        for name, size in sizes.items():
-            kind, shape = (torch.int64 if name == "sees" else torch.int32), shapes[name]
-            on_host[name] = host[at : at + size].view(kind).view(shape).numpy()
-            there[name] = device[at : at + size].view(kind).view(shape)
-            at += -(-size // ALIGNMENT) * ALIGNMENT
+        shapes |= table_shapes(num_seqs, blocks)
+        numbers = StaticNumbers(shapes, self.device)
+        on_host, there = numbers.on_host, numbers.there
         batch = self._batch(there, bucket)
         one = torch.ones(num_seqs, dtype=torch.int32, device=self.device)
         commit = Commit(torch.zeros(num_seqs, 1, dtype=torch.int32, device=self.device), one)
-        return StageBuffers(bucket, host, device, Stage(on_host, batch, commit))
+        return StageBuffers(bucket, numbers.host, numbers.device, Stage(on_host, batch, commit))
 
     def _batch(self, there: Mapping[str, Tensor], bucket: Bucket) -> ForwardBatch:
         num_seqs, count, _, blocks = bucket
@@ -120,10 +123,7 @@ class StagedVerify:
             sure=torch.ones(num_seqs, dtype=torch.int32, device=self.device),
             parent=there["parent"],
             sees=there["sees"],
-            table={
-                group: BlockTable(there[f"block {group}"], there[f"first {group}"], there[f"count {group}"])
-                for group, _ in blocks
-            },
+            table=static_tables(there, blocks),
             wanted=every,
             taps=taps,
         )
@@ -145,13 +145,7 @@ class StagedVerify:
         for s, row in enumerate(rows):
             if row.positions is not None:
                 host["position"][:, s * count : s * count + len(row.tokens)] = row.positions
-        for group, _ in blocks:
-            for s, row in enumerate(rows):
-                table = row.tables[group]
-                used = len(table.blocks)
-                host[f"block {group}"][s, :used] = table.blocks
-                host[f"first {group}"][s, :used] = table.firsts
-                host[f"count {group}"][s] = used
+        fill_tables(host, rows, blocks)
 
     def compute(self, buffers: StageBuffers) -> Mapping[str, Tensor]:
         """Forward; greedy: the picks too; one row each: the commit too."""
@@ -195,6 +189,48 @@ class StagedVerify:
         logprobs = programs.logprobs(results["logits"], picks, max(top)) if any(top) else None
         starts = range(0, count * len(rows), count)
         return {"verdicts": make_verdicts(paths, starts, picked, logprobs, top)}
+
+
+# --- block tables, by group
+
+
+TableSizes = tuple[tuple[str, int], ...]
+"""(group, columns)."""
+
+
+def table_sizes(rows: Sequence[RowSet]) -> TableSizes:
+    """Columns for the tables of these sequences."""
+    return tuple(
+        (group, _power(max(len(row.tables[group].blocks) for row in rows))) for group in rows[0].tables
+    )
+
+
+def table_shapes(num_seqs: int, sizes: TableSizes) -> dict[str, tuple[int, ...]]:
+    """Of the numbers of the tables."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for group, columns in sizes:
+        shapes |= {f"block {group}": (num_seqs, columns), f"first {group}": (num_seqs, columns)}
+        shapes[f"count {group}"] = (num_seqs,)
+    return shapes
+
+
+def static_tables(there: Mapping[str, Tensor], sizes: TableSizes) -> dict[str, BlockTable]:
+    """The tables on the device."""
+    return {
+        group: BlockTable(there[f"block {group}"], there[f"first {group}"], there[f"count {group}"])
+        for group, _ in sizes
+    }
+
+
+def fill_tables(host: Mapping[str, np.ndarray], rows: Sequence[RowSet], sizes: TableSizes) -> None:
+    """Write the tables of these sequences."""
+    for group, _ in sizes:
+        for s, row in enumerate(rows):
+            table = row.tables[group]
+            used = len(table.blocks)
+            host[f"block {group}"][s, :used] = table.blocks
+            host[f"first {group}"][s, :used] = table.firsts
+            host[f"count {group}"][s] = used
 
 
 def _ordinary(row: RowSet) -> bool:

@@ -18,6 +18,7 @@ from luce_backend_triton import attention_kernels as kernels
 from luce_backend_triton import product, shapes
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import AttentionSpec, ForwardBatch, Region, RopeSpec
+from luce_core.contracts.staged import takes_padding
 from luce_core.errors import PluginError
 from luce_core.ops import attention as reference
 from luce_core.ops.fine import section_axes
@@ -118,6 +119,14 @@ def _reads(region: Region, extra: Any, spec: AttentionSpec) -> bool:
     )
 
 
+def _reads_padded(
+    ops: Any, b: Any, q: Any, k: Any, v: Any, region: Region, spec: AttentionSpec, gate: Any = None,
+    extra: Any = None,
+) -> bool:  # fmt: skip
+    return _reads(region, extra, spec)
+
+
+@takes_padding(_reads_padded)
 def attention(
     ops: Any,
     b: ForwardBatch,
@@ -184,8 +193,8 @@ def _make_rows(
     kernels.make_rows[(rows, groups)](
         q, key, value, query, pages_k, pages_v, *weights, b.position, axis, frequency,
         b.seq, b.index, b.query_start, b.length, b.parent, table.block, table.first, table.count,
-        q.stride(0), key.stride(0), value.stride(0), b.position.stride(0), b.position.stride(1),
-        table.block.stride(0), *eps, magnitude,
+        b.slot.shape[0], q.stride(0), key.stride(0), value.stride(0), b.position.stride(0),
+        b.position.stride(1), table.block.stride(0), *eps, magnitude,
         H=heads, HK=kv_heads, D=dim, DV=spec.value_dim, DP=triton.next_power_of_2(width), HB=per,
         BLOCK=region.block_entries, HELD=b.phase == "held", WRITE=write, Q_NORM=norms[0] is not None,
         K_NORM=norms[1] is not None, V_NORM=norms[2] is not None, **turning, num_warps=4 if per > 1 else 1,
@@ -200,7 +209,8 @@ def _attend(
     """query [T, H, D] -> f32[T, H·Dv], gated."""
     rows, seqs = query.shape[0], b.slot.shape[0]
     heads, kv_heads, value_dim = spec.heads, spec.kv_heads, spec.value_dim
-    out = torch.empty(rows, heads * value_dim, device=query.device)
+    made = torch.zeros if b.padded else torch.empty
+    out = made(rows, heads * value_dim, device=query.device)
     if rows == 0:
         return out
     pages_k, pages_v = region.fields["k"], region.fields["v"]
@@ -216,8 +226,8 @@ def _attend(
     splits = splits_of(tiles * kv_heads, places, shape.places, room.multiprocessors * per)
     parts = peaks = out
     if splits > 1:
-        parts = torch.empty(splits, rows, heads, value_dim, device=query.device)
-        peaks = torch.empty(splits, rows, heads, 2, device=query.device)
+        parts = made(splits, rows, heads, value_dim, device=query.device)
+        peaks = made(splits, rows, heads, 2, device=query.device)
     span = b.span if b.phase == "prefill" and spec.bidirectional_spans else None
     sinks = out if spec.sinks is None else spec.sinks
     given = out if gate is None or not spec.gate else gate

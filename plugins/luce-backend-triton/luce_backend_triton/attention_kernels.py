@@ -139,10 +139,10 @@ def root_mean_of(x, d, dim, eps):
     return 1 / tl.sqrt(tl.sum(v * v, 1)[:, None] / dim + eps)
 
 
-@triton.jit(do_not_specialize=["axis_stride", "row_stride", "table_stride"])
+@triton.jit(do_not_specialize=["num_seqs", "axis_stride", "row_stride", "table_stride"])
 def make_rows(
     q, k, v, turned_q, pages_k, pages_v, q_weight, k_weight, v_weight, position, axis, frequency,
-    seq, index, query_start, length, parent, block, first, count,
+    seq, index, query_start, length, parent, block, first, count, num_seqs,
     ldq, ldk, ldv, axis_stride, row_stride, table_stride, q_eps, k_eps, v_eps, magnitude,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, HB: tl.constexpr,
     BLOCK: tl.constexpr, HELD: tl.constexpr, WRITE: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
@@ -179,7 +179,7 @@ def make_rows(
             live = tl.load(parent + row) != -2
         else:
             token = tl.load(index + row)
-            live = True
+            live = row < tl.load(query_start + num_seqs)
         first += s * table_stride
         used = tl.load(count + s)
         if live & (used > 0):

@@ -16,6 +16,7 @@ from luce_backend_triton import delta_kernels as kernels
 from luce_backend_triton.attention import overlaps, room_of
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import DeltaSpec, ForwardBatch, SlotState
+from luce_core.contracts.staged import takes_padding
 from luce_core.ops import delta as reference
 
 CHUNK = 16 if INTERPRETED else 64
@@ -49,18 +50,26 @@ def _padded(dim: int) -> int:
     return max(16, int(triton.next_power_of_2(dim)))
 
 
-def _takes(b: ForwardBatch, conv: SlotState, state: SlotState, spec: DeltaSpec) -> bool:
-    """Whether the kernels do."""
+def _takes(b: ForwardBatch | None, conv: SlotState, state: SlotState, spec: DeltaSpec) -> bool:
+    """Whether the kernels do; b: None is any prompt."""
     tensors = (conv.state, *conv.log.values(), state.state, *state.log.values())
     widths = spec.key_dim, spec.value_dim
     if any(tensor.dtype is not torch.float32 for tensor in tensors) or max(widths) > WIDEST:
         return False
-    if b.phase == "held":
+    if b is not None and b.phase == "held":
         (log_x,) = conv.log.values()
         return spec.kind == "kda" or min(b.token.shape[0], log_x.shape[1]) <= HELD_LIMIT
     return spec.kind == "gated" and (INTERPRETED or widths == (PROVEN, PROVEN))
 
 
+def _takes_padded(
+    ops: Any, b: Any, qkv: Any, z: Any, beta: Any, decay: Any, conv: SlotState, state: SlotState,
+    spec: DeltaSpec,
+) -> bool:  # fmt: skip
+    return _takes(None, conv, state, spec)
+
+
+@takes_padding(_takes_padded)
 def delta(
     ops: Any,
     b: ForwardBatch,
@@ -76,7 +85,8 @@ def delta(
     if not _takes(b, conv, state, spec):
         return reference.delta(ops, b, qkv, z, beta, decay, conv, state, spec)
     given = [x if x.stride(-1) == 1 else x.contiguous() for x in (qkv, z, beta, decay)]
-    out = torch.empty(qkv.shape[0], spec.value_heads * spec.value_dim, device=qkv.device)
+    made = torch.zeros if b.padded else torch.empty
+    out = made(qkv.shape[0], spec.value_heads * spec.value_dim, device=qkv.device)
     if qkv.shape[0]:
         (_held if b.phase == "held" else _prompt)(b, given, out, conv, state, spec)
     return out

@@ -50,17 +50,6 @@ class CudaGraph:
         self.graph.replay()
 
 
-class PlainCalls:
-    """Work that no graph can hold."""
-
-    def __init__(self, work: Callable[[], Results]) -> None:
-        self._work = work
-        self.results: Results = {}
-
-    def replay(self) -> None:
-        self.results = self._work()
-
-
 class Capture:
     """Captures work on one CUDA device. All graphs share one pool: only one runs at a time."""
 
@@ -73,6 +62,7 @@ class Capture:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         start = time.perf_counter()
+        torch.cuda.empty_cache()  # what plain calls left: the graph's tensors lie in a pool of their own
         with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self._pool):
             results = work()
         log.info("captured a step in %.0f ms", 1e3 * (time.perf_counter() - start))
@@ -86,6 +76,8 @@ class Program:
     call: Callable[..., Mapping[str, Any]]
     staged: Staged | None
     buckets: dict[Bucket, Prepared] = field(factory=dict)
+    refused: bool = False
+    """An op of it cannot be captured."""
     generation: int = 0
 
 
@@ -108,7 +100,6 @@ class GraphExecutor:
         self._capture = capture
         self._programs: dict[str, Program] = {}
         self._fence = 0
-        self._refused = False
         self._done: Any = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def prepare(
@@ -141,7 +132,7 @@ class GraphExecutor:
         """Queue one step -> what makes its outputs, once the device is through."""
         program = self._programs[step.program]
         staged = program.staged
-        bucket = None if staged is None else staged.bucket(step.inputs)
+        bucket = None if staged is None or program.refused else staged.bucket(step.inputs)
         if staged is None or bucket is None:
             outputs = program.call(**step.inputs)
             return lambda: outputs
@@ -155,35 +146,34 @@ class GraphExecutor:
                 program.buckets.pop(next(iter(program.buckets)))  # the one that was used longest ago
             prepared = Prepared(staged.stage(bucket))
         program.buckets[bucket] = prepared
-        results = self._run(staged, prepared, step.inputs, first)
-        return partial(staged.finish, prepared.buffers, results, step.inputs)
-
-    def _run(self, staged: Staged, prepared: Prepared, inputs: Mapping[str, Any], first: bool) -> Results:
         buffers = prepared.buffers
-        staged.fill(buffers, inputs)
+        staged.fill(buffers, step.inputs)
         buffers.device.copy_(buffers.host, non_blocking=True)
         if first:
             results = staged.compute(buffers)
         else:
             if prepared.captured is None:
-                prepared.captured = self._captured(partial(staged.compute, buffers))
+                prepared.captured = self._captured(step.program, partial(staged.compute, buffers))
+            if prepared.captured is None:
+                outputs = program.call(**step.inputs)
+                return lambda: outputs
             prepared.captured.replay()
             results = prepared.captured.results
-        return {**results, **self._fetch(staged, prepared, results)}
+        fetched = self._fetch(staged, prepared, results)
+        return partial(staged.finish, buffers, {**results, **fetched}, step.inputs)
 
-    def _captured(self, work: Callable[[], Results]) -> Captured:
-        """A graph; plain calls where the work has an op that waits for the device."""
-        if self._refused:
-            return PlainCalls(work)
+    def _captured(self, name: str, work: Callable[[], Results]) -> Captured | None:
+        """A graph; None where the work has an op that waits for the device."""
         try:
             return self._capture(work)
         except RuntimeError as error:
-            self._refused = True
+            self._programs[name].refused = True
             log.warning(
-                "Steps on %s are plain calls from now on, which the host slows down: an op of this model "
-                "cannot be captured into a CUDA graph (%s).", self.device, str(error).partition("\n")[0],
+                "Steps of %r on %s are plain calls from now on, which the host slows down: an op of this "
+                "model cannot be captured into a CUDA graph (%s).",
+                name, self.device, str(error).partition("\n")[0],
             )  # fmt: skip
-            return PlainCalls(work)
+            return None
 
     def _fetch(self, staged: Staged, prepared: Prepared, results: Results) -> dict[str, Tensor]:
         for name in staged.fetch:

@@ -106,6 +106,36 @@ def test_chunks(device, name):
     compare(w, w.batch("prefill", w.rows(1, 13, 9), w.rows(0, 0, 3), w.rows(2, 30, 1)), s)
 
 
+@pytest.mark.parametrize("name", list(OPTIONS)[:3])
+@pytest.mark.parametrize("lengths", [((13, 9),), ((13, 9), (0, 3), (30, 1))])
+def test_rows_behind_the_last_sequence_change_nothing(device, name, lengths):
+    w, s = world_and_spec(device, OPTIONS[name])
+    s = moved(s, device)
+    b = w.batch("prefill", *[w.rows(slot, *one) for slot, one in enumerate(lengths)])
+    real, more = b.token.shape[0], padded(b, 6)
+    other = evolve(w.region, fields={name: page.clone() for name, page in w.region.fields.items()})
+    widths = (s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.value_dim)
+    q, k, v = (w.rand(real + 6, width) for width in widths)
+    gate = w.rand(real + 6, s.heads * (1 if s.gate_per_head else s.value_dim))
+    given = {"gate": gate} if s.gate else {}
+    kept = {name: value[:real] for name, value in given.items()}
+    want = attention.attention(OPS, b, q[:real], k[:real], v[:real], other, s, **kept)
+    got = attention.attention(OPS, more, q, k, v, w.region, s, **given)
+    torch.testing.assert_close(got[:real], want, rtol=1e-5, atol=1e-5)
+    assert got.isfinite().all()
+    for name, page in other.fields.items():
+        assert torch.equal(w.region.fields[name], page)
+
+
+def padded(b, count):
+    """With rows that stand for nothing."""
+    sizes = {"token": 1, "index": 1, "seq": 0, "parent": -1}
+    rows = {name: torch.nn.functional.pad(getattr(b, name), (0, count), value=x) for name, x in sizes.items()}
+    position = torch.nn.functional.pad(b.position, (0, count), value=7)
+    sees = torch.nn.functional.pad(b.sees, (0, 0, 0, count))
+    return evolve(b, **rows, position=position, sees=sees, padded=True)
+
+
 def test_norms_of_heads(device):
     w = World(device)
     norms = [Norm(1 + 0.2 * w.rand(DIM), 1e-6) for _ in range(3)]

@@ -67,6 +67,22 @@ def close(got, want, tolerance=1e-5):
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("counts", [(5,), (40,), (3, 18)])
+def test_rows_behind_the_last_sequence_change_nothing(device, counts):
+    w, more = World(device), 21
+    b = w.batch("prefill", *[(slot, 9, count, {}) for slot, count in enumerate(counts)])
+    real = b.token.shape[0]
+    given = [w.rand(real + more, width) for width in (CHANNELS, VH * DV, VH, VH)]
+    rows = {name: torch.nn.functional.pad(getattr(b, name), (0, more)) for name in ("token", "index", "seq")}
+    conv, memory = w.copy(w.conv), w.copy(w.memory)
+    want = delta.delta(OPS, b, *[one[:real] for one in given], conv, memory, w.spec)
+    got = delta.delta(OPS, evolve(b, **rows, padded=True), *given, w.conv, w.memory, w.spec)
+    torch.testing.assert_close(got[:real], want, rtol=1e-5, atol=1e-5)
+    assert got.isfinite().all()
+    assert torch.equal(w.conv.state, conv.state)
+    torch.testing.assert_close(w.memory.state, memory.state, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("kda", [False, True], ids=["gated", "kda"])
 def test_trees_and_chains(device, kda):
     w = World(device, kda)

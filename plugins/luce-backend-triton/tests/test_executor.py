@@ -7,7 +7,7 @@ import logging
 import pytest
 from attrs import evolve
 from luce_backend_triton import executor
-from luce_backend_triton.executor import GraphExecutor, PlainCalls
+from luce_backend_triton.executor import GraphExecutor
 
 from luce_core.contracts import SamplingParams
 from luce_core.testing.dense import write_dense_model
@@ -23,16 +23,15 @@ LOGPROBS = SamplingParams(temperature=0.0, logprobs=3)
 PENALTY = SamplingParams(temperature=0.0, repetition=1.5)
 
 
-class Replay(PlainCalls):
+class Replay:
     """As a graph: nothing runs when it is captured, and results stay where they are."""
 
     def __init__(self, work):
-        super().__init__(work)
-        self.runs = 0
+        self._work, self.results, self.runs = work, {}, 0
 
     def replay(self):
         before = self.results
-        super().replay()
+        self.results = self._work()
         self.runs += 1
         if before:
             for name, tensor in before.items():
