@@ -24,6 +24,9 @@ HEAD = 256
 DRY_MOST = 60
 """Largest exponent of a DRY penalty: beyond it a logit is as good as forbidden, and floats end."""
 
+HOST_FLAGS = frozenset({"bias", "dry", "min_tokens"})
+"""Of which the host has to know the slots, and waits for the device to have them."""
+
 _NOISE = CounterNoise()
 
 
@@ -165,7 +168,7 @@ def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams
         return logits
     slot, index = _rows(b)
     out = logits.clone()
-    slots = slot.tolist()
+    slots: list[int] = slot.tolist() if flags & HOST_FLAGS else []
     if "bias" in flags:
         for row, s in enumerate(slots):
             if (bias := table.bias(s)) is not None:
