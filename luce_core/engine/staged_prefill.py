@@ -104,7 +104,12 @@ class StagedPrefill:
         there, every = numbers.there, torch.arange(count, dtype=torch.int32, device=self.device)
         batch = ForwardBatch(
             phase="prefill",
-            **{name: there[name] for name in ("token", "index", "position", "query_start", "slot", "length")},
+            token=there["token"],
+            index=there["index"],
+            position=there["position"],
+            query_start=there["query_start"],
+            slot=there["slot"],
+            length=there["length"],
             seq=torch.zeros_like(every),
             sure=there["sure"],
             parent=every - 1,

@@ -94,10 +94,14 @@ class Prepared:
 class GraphExecutor:
     """`Executor`. Engine thread only. At most one submission is under way: the next waits for it."""
 
-    def __init__(self, device: str, capture: Callable[[Callable[[], Results]], Captured]) -> None:
+    def __init__(
+        self, device: str, capture: Callable[[Callable[[], Results]], Captured], *, prompts: bool = False
+    ) -> None:
+        """prompts: whether they are captured too."""
         self.device = torch.device(device)
         self.compiles = self.device.type == "cuda"
         self._capture = capture
+        self._prompts = prompts
         self._programs: dict[str, Program] = {}
         self._fence = 0
         self._done: Any = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -111,6 +115,8 @@ class GraphExecutor:
     ) -> Claim:
         """Remember the program; graphs are captured when their buckets are first used."""
         del buckets
+        if name == "prefill" and not self._prompts:
+            staged = None
         self._programs[name] = Program(fn, staged)
         taken = GRAPH_BYTES if staged else 0
         return Claim(f"executor/{name}", str(self.device), "graphs", taken, taken)
@@ -210,4 +216,5 @@ class GraphHandle:
 
 def make_executor(context: ExecutorContext) -> GraphExecutor:
     """Factory of the part "cuda-graphs"."""
-    return GraphExecutor(context.device.id, Capture(torch.device(context.device.id)))
+    device = context.device.id
+    return GraphExecutor(device, Capture(torch.device(device)), prompts=context.options.prompt_graphs)

@@ -1,4 +1,4 @@
-"""What the user may say about this backend: `--triton-kernels`."""
+"""What the user may say about this backend: `--triton-kernels`, `--triton-prompt-graphs`."""
 
 from __future__ import annotations
 
@@ -18,4 +18,9 @@ class TritonOptions(BaseModel):
         "auto",
         description="What multiplies few rows: cuda compiles CUDA C++ at first use (fastest), triton is "
         "slower and needs no NVRTC; auto takes cuda where NVRTC is found.",
+    )
+    prompt_graphs: bool = Field(
+        False,
+        description="Chunks of a single prompt as CUDA graphs too, filled up to one of a few sizes. Off until "
+        "it was measured on a card.",
     )
