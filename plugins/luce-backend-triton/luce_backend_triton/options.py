@@ -21,6 +21,6 @@ class TritonOptions(BaseModel):
     )
     prompt_graphs: bool = Field(
         False,
-        description="Chunks of a single prompt as CUDA graphs too, filled up to one of a few sizes. Off until "
-        "it was measured on a card.",
+        description="Chunks of a single prompt as CUDA graphs too, filled up to one of a few sizes. Off "
+        "until it was measured on a card.",
     )
