@@ -63,7 +63,9 @@ class Capture:
         graph = torch.cuda.CUDAGraph()
         start = time.perf_counter()
         torch.cuda.empty_cache()  # what plain calls left: the graph's tensors lie in a pool of their own
-        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self._pool):
+        # Only this thread's calls must suit a capture: another may just wait for a snapshot's event.
+        whose = "thread_local"
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, self._pool, capture_error_mode=whose):
             results = work()
         log.info("captured a step in %.0f ms", 1e3 * (time.perf_counter() - start))
         return CudaGraph(graph, results)
