@@ -40,7 +40,8 @@ class StaticNumbers:
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
         sizes = {name: int(np.prod(shape)) * (8 if name == "sees" else 4) for name, shape in shapes.items()}
-        total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values())
+        places = {name: -(-size // ALIGNMENT) * ALIGNMENT for name, size in sizes.items()}
+        total = sum(places.values())
         self.host = torch.zeros(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self.device = torch.zeros(total, dtype=torch.uint8, device=device)
         self.on_host: dict[str, np.ndarray] = {}
@@ -50,7 +51,7 @@ class StaticNumbers:
             kind, shape = (torch.int64 if name == "sees" else torch.int32), shapes[name]
             self.on_host[name] = self.host[at : at + size].view(kind).view(shape).numpy()
             self.there[name] = self.device[at : at + size].view(kind).view(shape)
-            at += -(-size // ALIGNMENT) * ALIGNMENT
+            at += places[name]
 
 
 class StagedVerify:
