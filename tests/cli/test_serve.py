@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 
 import httpx
 import psutil
@@ -59,6 +60,39 @@ def served(toy, toy_model, environment, tmp_path):
     yield start
     for one in made:
         one.close()
+
+
+TEXT = re.compile('"content":"[^"]')
+"""A chunk with text: the first of an answer has a role and an empty text, before anything is computed."""
+
+SLOW = """
+from time import sleep
+from luce_core.engine.scheduler import FairScheduler
+
+class Slow(FairScheduler):
+    def plan(self, *state):
+        sleep(0.05)
+        return super().plan(*state)
+
+def make(context):
+    return Slow(context.max_sequences)
+
+@hookimpl
+def luce_register_schedulers():
+    return [PartSpec("scheduler", "slow", __name__ + ":make", Equivalence.BITS)]
+"""
+"""Steps so far apart that an answer up to the end of the context takes half a minute."""
+
+
+@contextmanager
+def running_stream(url):
+    """The lines of an answer, from the one behind its first text on; far from its end."""
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as stream:
+        lines = (line for line in stream.iter_lines() if line)
+        while not TEXT.search(next(lines)):
+            pass
+        yield lines
 
 
 def chat(url, **more):
@@ -200,14 +234,10 @@ def test_a_stream_that_runs_when_the_server_is_stopped_ends_well(served):
 
 
 @pytest.mark.parametrize("where", ["--engine-process", "--no-engine-process"])
-def test_a_stream_that_is_not_over_when_the_drain_is_says_so(served, where):
-    server = served("--drain", "0", where)
-    url = URL.search(server.line(URL.pattern))[1]
-    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as stream:
-        lines = (line for line in stream.iter_lines() if line)
-        while '"content":"' not in next(lines):
-            pass
+def test_a_stream_that_is_not_over_when_the_drain_is_says_so(served, toy, where):
+    toy.write("slow", SLOW)
+    server = served("--drain", "0", "--scheduler", "slow", where)
+    with running_stream(URL.search(server.line(URL.pattern))[1]) as lines:
         server.process.send_signal(signal.SIGTERM)
         *_, last, end = lines
     assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "cancelled"
@@ -228,15 +258,12 @@ def test_the_engine_is_where_it_was_asked_to_be(served, where):
     assert not any(child.is_running() for child in children)
 
 
-def test_a_killed_engine_ends_its_streams_with_an_error_and_answers_again(served):
-    server = served()
+def test_a_killed_engine_ends_its_streams_with_an_error_and_answers_again(served, toy):
+    toy.write("slow", SLOW)
+    server = served("--scheduler", "slow")
     url = URL.search(server.line(URL.pattern))[1]
     expected = chat(url).json()["choices"]
-    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as stream:
-        lines = (line for line in stream.iter_lines() if line)
-        while "content" not in next(lines):
-            pass
+    with running_stream(url) as lines:
         (engine,) = psutil.Process(server.process.pid).children()
         engine.kill()
         *_, error, end = lines
