@@ -77,7 +77,7 @@ def compose(plan: BackendPlan, registry: Registry, progress: Progress | None = N
     blocks = PagedBlockManager(
         store,
         {state.model: state.layout for state in states},
-        identity="+".join(model.backend.spec.identity for model in models.values()),
+        identity=_identity(plan, models),
         cache_bytes=_pool_bytes(store) + _snapshot_bytes(plan),
         host_bytes=_snapshot_bytes(plan),
         swap_bytes=plan.number("cache.swap_bytes"),
@@ -114,6 +114,12 @@ def _quota(path: Path, otherwise: int) -> int:
     except (OSError, ValueError):  # no control groups here
         return otherwise
     return otherwise if quota == "max" else max(1, int(quota) // int(period))
+
+
+def _identity(plan: BackendPlan, models: Mapping[str, Model]) -> str:
+    """What a cached block was computed by, and how it is kept: state is reused under this name only."""
+    sizes = state_sizes(plan)
+    return "+".join([*(m.backend.spec.identity for m in models.values()), sizes.k_type, sizes.v_type])
 
 
 def _pool_bytes(store: TorchStateStore) -> int:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from luce_core.option_fields import OptionInfo as Info
 
-CacheType = Literal["f32", "f16", "bf16"]
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "fp8", "q4_0", "tq3_0"]
 
 
 class CoreOptions(BaseModel):

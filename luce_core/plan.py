@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from luce_core.cache.layout import joined
+from luce_core.cache.layout import joined, misfits
 from luce_core.contracts import (
     BackendPlan,
     DeviceInfo,
@@ -27,6 +27,7 @@ from luce_core.contracts import (
 from luce_core.errors import PlanError, PluginError
 from luce_core.option_fields import show_size
 from luce_core.options import Options
+from luce_core.plan_cache import as_asked, check_cache, note_compact, settle_types
 from luce_core.plan_fields import MODELS, PART_KINDS, REPORT, Fields
 from luce_core.plan_media import add_projector
 from luce_core.plan_memory import (
@@ -88,6 +89,7 @@ def what_fits(
     """
     draft = make_draft(options, header, registry, devices)
     draft.fields.raise_fatal()
+    as_asked(draft.fields)
     return draft.device.id, rooms(draft.demand(), draft.device, memory)
 
 
@@ -120,6 +122,7 @@ def make_draft(
     check_parts(fields, draft.capabilities())
     check_layers(fields, draft.device)
     draft.settle_companions()
+    check_cache(fields, draft.demand().layouts)
     return draft
 
 
@@ -302,7 +305,13 @@ class Draft:
                 )
 
     def divide_memory(self) -> None:
-        """Settle the context and the sizes of all state. Does not judge: see `check_memory`."""
+        """Settle the context, the types of the cache and the sizes of all state. Does not judge: see
+        `check_memory`.
+        """
+        settle_types(self.fields, self._wanted_context(), self._divide)
+
+    def _divide(self) -> tuple[int, list[str]]:
+        """What is missing, and what does not go into the cache's types."""
         fields = self.fields
         self.spec = self._target_spec()
         self.companions.update(self.spec, self._wanted_context())
@@ -312,6 +321,8 @@ class Draft:
             fields.decide("context", self.fitted.context, self.fitted.reason)
         sizes = self.fitted.sizes
         fields.decide("state.sizes", sizes, f"for {sizes.num_slots} sequences, within the memory limit")
+        wrong = [one for layout in self.demand().layouts.values() for one in misfits(layout, sizes)]
+        return self.fitted.short_bytes, wrong
 
     def _target_spec(self) -> ModelSpec:
         """With the state of its MTP block where a drafter of the plan runs that."""
@@ -395,6 +406,7 @@ class Draft:
     def check_memory(self) -> None:
         """Report what does not fit, with the figures."""
         fitted, fields = self._fit(), self.fields
+        note_compact(fields)
         if fitted.context > self.spec.context:
             fields.problem(
                 f"The context of {fitted.context} tokens is beyond the {self.spec.context} the model was "

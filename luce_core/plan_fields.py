@@ -69,6 +69,11 @@ class Fields:
         self.values[name] = value
         self.origin[name] = Provenance("default", CORE, reason)
 
+    def reset(self, name: str) -> None:
+        """A field as the options say."""
+        item = self._of[name]
+        self.values[name], self.origin[name] = self.options.value(item), self.options.origin[item.name]
+
     def refine(self, name: str, value: Any, reason: str) -> None:
         """The same choice in other words ("auto" -> "cuda:0"): it stays whoever's it was."""
         self.values[name] = value

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from math import prod
 
-from luce_core.contracts import Field, StateLayout, StateSizes
+from luce_core.contracts import CODECS, CodedField, Field, StateLayout, StateSizes
 from luce_core.errors import PluginError, UsageError
 
 DTYPE_BITS = {"f32": 32, "f16": 16, "bf16": 16, "i64": 64, "i32": 32, "i16": 16, "u8": 8}
@@ -15,14 +15,54 @@ DTYPE_BITS = {"f32": 32, "f16": 16, "bf16": 16, "i64": 64, "i32": 32, "i16": 16,
 def resolve_dtype(dtype: str, sizes: StateSizes) -> str:
     """Types "kv.k" and "kv.v" become what the plan chose; anything else stays."""
     resolved = {"kv.k": sizes.k_type, "kv.v": sizes.v_type}.get(dtype, dtype)
-    if resolved not in DTYPE_BITS:
-        raise UsageError(f"Cache type {resolved!r} is unknown. Choose one of {', '.join(DTYPE_BITS)}.")
+    if resolved not in DTYPE_BITS and resolved not in CODECS:
+        known = ", ".join((*DTYPE_BITS, *CODECS))
+        raise UsageError(f"Cache type {resolved!r} is unknown. Choose one of {known}.")
     return resolved
+
+
+def coded(field: Field, sizes: StateSizes) -> CodedField | None:
+    """How a field is kept whose type is a codec; None: as numbers."""
+    codec = CODECS.get(resolve_dtype(field.dtype, sizes))
+    return None if codec is None else CodedField(codec, field.shape[-1])
+
+
+def stored_shape(field: Field, sizes: StateSizes) -> tuple[int, ...]:
+    """Of one field of one entry or slot, as it is allocated."""
+    how = coded(field, sizes)
+    return field.shape if how is None else (*field.shape[:-1], how.codec.vector_bytes(how.width))
 
 
 def field_bytes(field: Field, sizes: StateSizes) -> int:
     """Bytes of one field of one entry or slot."""
-    return prod(field.shape) * DTYPE_BITS[resolve_dtype(field.dtype, sizes)] // 8
+    bits = DTYPE_BITS.get(resolve_dtype(field.dtype, sizes), 8)
+    return prod(stored_shape(field, sizes)) * bits // 8
+
+
+CODED_FIELDS = frozenset({"k", "v", "latent", "rope"})
+"""Fields of one entry per token that `ops.attention` encodes and decodes."""
+
+
+def misfits(layout: StateLayout, sizes: StateSizes) -> list[str]:
+    """What of a layout the types of the cache cannot keep: a clause for each reason, none where all fits."""
+    strides = {group.name: group.stride for group in layout.groups}
+    found: dict[object, str] = {}
+    for pages in layout.pages:
+        for name, field in pages.fields.items():
+            how, where = coded(field, sizes), f"(field {name!r} of region {pages.name!r})"
+            if how is None:
+                continue
+            kind, codec = how.codec.name, how.codec
+            if strides[pages.group] != 1 or name not in CODED_FIELDS:
+                found.setdefault(kind, f"{kind} keeps what each token has, not compressed entries {where}")
+            elif not codec.fits(how.width):
+                unit = (codec.turned or codec.groups)[-1]
+                wants = f"{kind} keeps vectors of a multiple of {unit} numbers, got {how.width} {where}"
+                found.setdefault((kind, how.width), wants)
+    for slot in layout.slots:
+        if any(coded(field, sizes) for field in (slot.state, *slot.log.values())):
+            found.setdefault("slots", f"slots are kept as numbers ({slot.name!r})")
+    return list(found.values())
 
 
 def block_bytes(layout: StateLayout, group: str, sizes: StateSizes) -> int:

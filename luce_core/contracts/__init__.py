@@ -7,6 +7,7 @@ schedule, media, events.
 """
 
 from luce_core.contracts.chat import ChatEvent, ChatFormat, ChatParser, ChatTurn, Segment, Thinking
+from luce_core.contracts.codec import CODECS, CacheCodec, CodedField
 from luce_core.contracts.events import (
     ChannelHealth,
     ContentDelta,
@@ -158,6 +159,7 @@ from luce_core.contracts.staged import Bucket, StageBuffers, Staged
 
 __all__ = [
     "API",
+    "CODECS",
     "SCORE_LOGITS_BYTES",
     "ArchSpec",
     "AttentionSpec",
@@ -166,6 +168,7 @@ __all__ = [
     "BlockTable",
     "BorrowedEncoder",
     "Bucket",
+    "CacheCodec",
     "CacheOptions",
     "CacheStats",
     "CatalogEntry",
@@ -178,6 +181,7 @@ __all__ = [
     "ChunkScorer",
     "Claim",
     "Clamp",
+    "CodedField",
     "CommandSpec",
     "Commit",
     "CompressSpec",

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol
 
 from attrs import Factory, frozen
 
+from luce_core.contracts.codec import CodedField
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -31,7 +33,9 @@ class Field:
 
     shape: tuple[int, ...]
     dtype: str
-    """"f32", "f16", "bf16", "i32", "i64", "u8"; "kv.k"/"kv.v" = what the plan chose for the cache."""
+    """"f32", "f16", "bf16", "i32", "i64", "u8"; "kv.k"/"kv.v" = what the plan chose for the cache, one of
+    these or a codec of `contracts.codec`, which is kept as u8.
+    """
 
 
 @frozen
@@ -230,7 +234,7 @@ class Region:
     name: str
     group: str
     fields: Mapping[str, Tensor]
-    """(dev) field -> [num_blocks, block_entries, *shape]."""
+    """(dev) field -> [num_blocks, block_entries, *shape]; one of `codecs`: u8, the last axis in bytes."""
     block_entries: int
     stride: int = 1
     window: int | None = None
@@ -238,6 +242,8 @@ class Region:
     """(dev) stride above 1: field -> [slots, max_held_rows, *shape], the entries that held rows closed, by
     the row that closed each. Branches of a tree may close the same entry.
     """
+    codecs: Mapping[str, CodedField] = Factory(dict)
+    """Fields kept as codes: whoever reads or writes them decodes and encodes. All others are numbers."""
 
 
 @frozen

@@ -13,13 +13,16 @@ from torch import Tensor
 from luce_core.cache.layout import (
     alive_rows,
     block_bytes,
+    coded,
+    misfits,
     resolve_dtype,
     slot_bytes,
     snapshot_bytes,
     state_bytes,
+    stored_shape,
 )
 from luce_core.contracts import Field, Group, Region, SlotState, StateLayout, StateSizes
-from luce_core.errors import CapacityError, EngineError
+from luce_core.errors import CapacityError, EngineError, UsageError
 from luce_core.model.snapshots import SavedSlot, SlotSaver
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -44,6 +47,11 @@ class ModelState:
         self.regions: dict[str, Region] = {}
         self.slots: dict[str, SlotState] = {}
         self.by_group: dict[str, tuple[Region, ...]] = {}
+        if wrong := misfits(layout, sizes):
+            raise UsageError(
+                f"The state of model {model!r} does not go into a cache of {sizes.k_type} and "
+                f"{sizes.v_type}: {'; '.join(wrong)}. Choose another cache type."
+            )
         self._allocate(device)
         self._check_bytes()
 
@@ -88,8 +96,9 @@ class ModelState:
             rows = (self.sizes.num_slots, self.sizes.max_held_rows)
             logged = pages.fields if group.stride > 1 else {}
             log = {name: self._zeros(rows, field, device) for name, field in logged.items()}
+            codecs = {name: how for name, field in pages.fields.items() if (how := coded(field, self.sizes))}
             self.regions[pages.name] = Region(
-                pages.name, group.name, fields, entries, group.stride, group.window, log
+                pages.name, group.name, fields, entries, group.stride, group.window, log, codecs
             )
         for slot in self.layout.slots:
             rows = (self.sizes.num_slots, self.sizes.max_held_rows)
@@ -100,9 +109,9 @@ class ModelState:
             self.by_group[name] = tuple(r for r in self.regions.values() if r.group == name)
 
     def _zeros(self, leading: tuple[int, ...], field: Field, device: str) -> Tensor:
-        dtype = DTYPES[resolve_dtype(field.dtype, self.sizes)]
+        dtype = DTYPES.get(resolve_dtype(field.dtype, self.sizes), torch.uint8)
         try:
-            return zeros((*leading, *field.shape), dtype, device)
+            return zeros((*leading, *stored_shape(field, self.sizes)), dtype, device)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "memory" in str(error):
                 raise CapacityError(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from luce_core.contracts import AttentionSpec, ForwardBatch, Region
 from luce_core.errors import PluginError
+from luce_core.ops import codecs
 from luce_core.ops.namespace import Layer
 from luce_core.ops.pages import ClosedEntries, SequenceView, closed_entries, sequences
 
@@ -90,7 +91,7 @@ def _fields(region: Region) -> str:
 
 
 def append(ops: Any, b: ForwardBatch, key: Tensor | None, value: Tensor | None, region: Region) -> None:
-    """Write key and value [T, Hk, ...] of every row to its entry, rounded to the cache type.
+    """Write key and value [T, Hk, ...] of every row to its entry, rounded to the cache type or encoded.
 
     Fields k and rope take the key, v and latent the value.
     """
@@ -100,8 +101,12 @@ def append(ops: Any, b: ForwardBatch, key: Tensor | None, value: Tensor | None, 
         for name, pages in region.fields.items():
             source = sources[name]
             if source is not None:
-                flat = pages.view(-1, *pages.shape[2:])
-                flat[entries] = source[rows].reshape(-1, *flat.shape[1:]).to(pages.dtype)
+                flat, how, new = pages.view(-1, *pages.shape[2:]), region.codecs.get(name), source[rows]
+                if how is None:
+                    flat[entries] = new.reshape(-1, *flat.shape[1:]).to(pages.dtype)
+                else:
+                    new = new.reshape(-1, *flat.shape[1:-1], how.width)
+                    flat[entries] = codecs.encode(how, new)
 
 
 # --- reading
@@ -157,9 +162,7 @@ def keys_values(
     ops: Any, b: ForwardBatch, seq: SequenceView, seen: slice, region: Region, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
     """k f32[n, Hk, D] and v f32[n, Hk, Dv] of these places."""
-    at = {
-        name: page.view(-1, *page.shape[2:])[seq.entry[seen]].float() for name, page in region.fields.items()
-    }
+    at = {name: _numbers(region, name, seq.entry[seen]) for name in region.fields}
     kind = _fields(region)
     if kind == "k v":
         return at["k"], at["v"]
@@ -178,6 +181,13 @@ def keys_values(
         return k, k[..., : spec.value_dim]
     latent, turned = (at[name].view(-1, spec.kv_heads, at[name].shape[-1]) for name in ("latent", "rope"))
     return torch.cat((latent, turned), -1), latent
+
+
+def _numbers(region: Region, name: str, entries: Tensor) -> Tensor:
+    """f32[n, ...] what a field keeps at flat entries."""
+    pages, how = region.fields[name], region.codecs.get(name)
+    kept = pages.view(-1, *pages.shape[2:])[entries]
+    return kept.float() if how is None else codecs.decode(how, kept)
 
 
 def masked_attention(

@@ -294,5 +294,9 @@ def only_field(region: Region) -> Tensor:
             f"Region {region.name!r} has the fields {', '.join(region.fields)}; compressed entries are one "
             "field."
         )
+    if region.codecs:
+        (how,) = region.codecs.values()
+        kept = f"Region {region.name!r} is kept in {how.codec.name}"
+        raise PluginError(f"{kept}; compressed entries are numbers.")
     (pages,) = region.fields.values()
     return pages

@@ -58,14 +58,18 @@ class ModelRig:
         block_tokens: int = 8,
         max_held_rows: int = 64,
         cache_type: str = "f32",
+        v_type: str | None = None,
         device: str = "cpu",
         nextn: bool = False,
     ) -> None:
-        """nextn: with the state of the model's MTP block, as for a drafter that runs it."""
+        """nextn: with the state of the model's MTP block, as for a drafter that runs it. cache_type: of keys,
+        and of values unless `v_type` is another.
+        """
+        v_type = v_type or cache_type
         self.device = device
         self.registry = registry_of(*hooks)
         self.header = read_header(path)
-        self.spec = describe(self.registry, path, CacheOptions(0, cache_type, cache_type))
+        self.spec = describe(self.registry, path, CacheOptions(0, cache_type, v_type))
         if nextn and self.spec.nextn_layout is not None:
             self.spec = evolve(self.spec, layout=joined(self.spec.layout, self.spec.nextn_layout))
         self.sizes = StateSizes(
@@ -74,7 +78,7 @@ class ModelRig:
             num_slots=num_slots,
             max_held_rows=max_held_rows,
             k_type=cache_type,
-            v_type=cache_type,
+            v_type=v_type,
         )
         self.plan = ModelPlan(
             name=MODEL,

@@ -8,7 +8,7 @@ import torch
 
 from luce_core.cache import layout as layout_module
 from luce_core.cache.layout import block_bytes, slot_bytes, state_bytes
-from luce_core.contracts import Field, Group, Pages, Slot, StateLayout, StateSizes
+from luce_core.contracts import CODECS, CodedField, Field, Group, Pages, Slot, StateLayout, StateSizes
 from luce_core.errors import EngineError, UsageError
 from luce_core.model import state as state_module
 from luce_core.model.state import ModelState, TorchStateStore, zeros
@@ -76,6 +76,56 @@ def test_a_disagreement_with_the_plan_is_an_error(monkeypatch):
     monkeypatch.setattr(state_module, "state_bytes", lambda *args: layout_module.state_bytes(*args) + 1)
     with pytest.raises(EngineError, match=r"'target' takes \d+ bytes; the plan counted \d+"):
         ModelState("target", TARGET, SIZES, "cpu")
+
+
+CODED = StateLayout(
+    groups=(Group("full"), Group("near", window=16)),
+    pages=(
+        Pages("a", "full", 0, {"k": Field((2, 64), "kv.k"), "v": Field((3, 32), "kv.v")}),
+        Pages("b", "near", 1, {"latent": Field((128,), "kv.k"), "v": Field((5,), "f32")}),
+    ),
+)
+CODED_SIZES = attrs.evolve(SIZES, num_blocks={"m/full": 6, "m/near": 4}, k_type="q8_0", v_type="q4_0")
+
+
+def test_codes_are_bytes_and_regions_say_how_they_lie():
+    state = ModelState("m", CODED, CODED_SIZES, "cpu")
+    a, b = state.regions["a"], state.regions["b"]
+    assert {name: (tuple(t.shape), t.dtype) for name, t in (a.fields | b.fields).items()} == {
+        "k": ((6, 8, 2, 68), torch.uint8),
+        "v": ((4, 8, 5), torch.float32),
+        "latent": ((4, 8, 136), torch.uint8),
+    }
+    assert a.fields["v"].shape == (6, 8, 3, 20)  # 16 bytes of codes, a scale, and up to a whole word
+    assert a.codecs == {"k": CodedField(CODECS["q8_0"], 64), "v": CodedField(CODECS["q4_0"], 32)}
+    assert b.codecs == {"latent": CodedField(CODECS["q8_0"], 128)}
+    assert sum(t.numel() * t.element_size() for t in state.tensors()) == state_bytes("m", CODED, CODED_SIZES)
+    assert block_bytes(CODED, "full", CODED_SIZES) == 8 * (2 * 68 + 3 * 20)
+
+
+def test_blocks_of_codes_are_copied_and_come_back():
+    state = ModelState("m", CODED, CODED_SIZES, "cpu")
+    for tensor in state.tensors():
+        tensor.copy_(torch.randint(0, 256, tensor.shape))
+    store, before = TorchStateStore(CODED_SIZES, [state]), copies(state, "full")
+    saved = store.read_blocks("m/full", [3, 1])
+    store.copy_blocks("m/full", [0], [3])
+    store.write_blocks("m/full", [4, 5], saved)
+    for key, field in copies(state, "full").items():
+        assert field[3].equal(before[key][0])
+        assert field[4:].equal(before[key][[3, 1]])
+
+
+@pytest.mark.parametrize(
+    ("layout", "k_type", "message"),
+    [
+        (CODED, "tq3_0", r"tq3_0 .* a multiple of 64 numbers, got 32 \(field 'v' of region 'a'\)"),
+        (TARGET, "q8_0", r"q8_0 .* a multiple of 32 numbers, got 3 \(field 'k' of region 'a'\)"),
+    ],
+)
+def test_state_that_does_not_go_into_the_codes_is_an_error(layout, k_type, message):
+    with pytest.raises(UsageError, match=message):
+        ModelState("m", layout, attrs.evolve(CODED_SIZES, k_type=k_type, v_type=k_type), "cpu")
 
 
 def test_an_unknown_cache_type_is_an_error():

@@ -37,8 +37,8 @@ GPU1 = DeviceInfo("gpu:1", "a GPU", 2**34, 900e9, frozenset({"gpu", "graphs"}), 
 
 def describe(header, cache):
     """2 layers, 2 KV heads of 8 each: 2 * 2 * 2 * 8 = 64 cache values a token; other sizes from the file."""
-    window = header.uint("glim.window", 0)
-    kv = {"k": Field((2, 8), "kv.k"), "v": Field((2, 8), "kv.v")}
+    window, width = header.uint("glim.window", 0), header.uint("glim.width", 8)
+    kv = {"k": Field((2, width), "kv.k"), "v": Field((2, width), "kv.v")}
     groups = [Group("full")]
     pages = [Pages("kv.0", "full", 0, kv), Pages("kv.1", "full", 1, kv)]
     if window:
@@ -46,6 +46,8 @@ def describe(header, cache):
         pages[1] = Pages("kv.1", "near", 1, kv)
     if header.uint("glim.stride", 0):
         groups.append(Group("rare", stride=header.uint("glim.stride")))
+    if header.bool("glim.pooled", False):
+        pages.append(Pages("pooled", "rare", 1, {"k": Field((1, width), "kv.k")}))
     slot = Slot("conv", 0, Field((3, 16), "f32"), {"row": Field((16,), "f32")}, "shift")
     return ModelSpec(
         arch="glim",
