@@ -112,6 +112,8 @@ class Executor(Protocol):
     """Whether the first step of a kind takes much longer than later ones; the engine then runs some before it
     serves (`--no-warmup`: not).
     """
+    runs_ahead: bool
+    """Whether `submit` returns before the device is through; the engine then asks for `follow`."""
 
     def prepare(
         self,
@@ -127,4 +129,13 @@ class Executor(Protocol):
 
     def submit(self, steps: Sequence[Step]) -> StepHandle:
         """Queue steps in order. Adjacent steps without a host window may fuse."""
+        ...
+
+    def follow(self, step: Step) -> StepHandle | None:
+        """Queue a step behind the one submitted last, whose outputs have not been read: its rows have AHEAD
+        for the tokens picked there. At most these two are under way.
+
+        None: not this step; it is submitted when its tokens are known. A row behind the end of its text picks
+        AHEAD and leaves state as it was.
+        """
         ...

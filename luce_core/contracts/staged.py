@@ -33,11 +33,11 @@ Bucket = tuple[Any, ...]
 
 @frozen(eq=False)
 class StageBuffers:
-    """The static inputs of one bucket. Whoever runs it copies `host` to `device`, then computes."""
+    """The static inputs of one bucket. Whoever runs it takes `host` to `device`, then computes."""
 
     bucket: Bucket
     host: Tensor
-    """u8[n] in host memory; pinned where the device reads it."""
+    """u8[n] in host memory."""
     device: Tensor
     """(dev) u8[n]."""
     view: Any
@@ -47,8 +47,8 @@ class StageBuffers:
 class Staged(Protocol):
     """A program over static buffers. `compute` may be captured once and replayed for all steps of a bucket.
 
-    Order of a step: `fill`, the copy, `compute` (or its replay), the results named in `fetch` to the
-    host, `finish`. Engine thread only.
+    Order of a step: `fill`, the copy, `compute` (or its replay), `behind`, the results named in `fetch` to
+    the host, `finish`. Engine thread only.
     """
 
     fetch: tuple[str, ...]
@@ -73,6 +73,18 @@ class Staged(Protocol):
 
     def compute(self, buffers: StageBuffers) -> Mapping[str, Tensor]:
         """(dev) The work. Queues kernels only: no synchronization, nothing that depends on values."""
+        ...
+
+    def behind(
+        self, buffers: StageBuffers, results: Mapping[str, Tensor], inputs: Mapping[str, Any]
+    ) -> Mapping[str, Tensor]:
+        """(dev) Plain calls queued behind `compute`, which follow from the inputs -> all results."""
+        ...
+
+    def can_follow(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether the step can be queued before the one in front is read, and such a step behind it: nothing
+        of it but `finish` waits for the device or needs tokens that may be AHEAD.
+        """
         ...
 
     def finish(

@@ -26,16 +26,17 @@ from luce_core.contracts import (
     Hit,
     Progress,
     SeqId,
-    SeqTable,
     SeqView,
     Step,
     TokenLogprob,
     Work,
 )
 from luce_core.engine.checks import check_work, late_error, late_notice, no_room_error, request_problem
+from luce_core.engine.flight import Flight, next_work
 from luce_core.engine.media import EncodingQueue
 from luce_core.engine.programs import Programs, Verdict
 from luce_core.engine.proposing import Proposer
+from luce_core.engine.rows import RowMaker, handle_of
 from luce_core.engine.sequence import Sequence
 from luce_core.engine.staged import StagedVerify
 from luce_core.engine.staged_prefill import StagedPrefill
@@ -43,7 +44,7 @@ from luce_core.engine.swapping import swap_rule
 from luce_core.engine.tenants import CREDIT_ROWS, TenantLedger
 from luce_core.engine.turns import AnsweredTexts
 from luce_core.errors import CapacityError, EngineError, LuceError
-from luce_core.model.batch import RowSet
+from luce_core.ops.newest import AHEAD
 from luce_core.ops.sampling import ParamTable
 from luce_core.speculation.tree import Candidates
 
@@ -69,7 +70,7 @@ class LuceEngine:
         self.executor = pipeline.executor
         self.drafters = pipeline.drafters
         self.models = tuple(pipeline.models.values())
-        self.own_groups = f"{plan.models[0].name}/"
+        self.rows = RowMaker(pipeline.blocks, plan.models[0].name)
         self.context = plan.number("context")
         self.row_budget = plan.number("engine.row_budget")
         self.nodes = min(plan.number("engine.draft_nodes"), self.row_budget - 1) if self.drafters else 0
@@ -95,7 +96,12 @@ class LuceEngine:
         self.running: dict[SeqId, Sequence] = {}
         self.counters = dict.fromkeys(COUNTERS.split(), 0)
         self._ids = itertools.count(1)
+        self.flight: Flight | None = None
+        """Only of an executor that runs ahead, between two turns."""
         self._fence = Fence(0)
+        """Of the newest submission."""
+        self._past = Fence(0)
+        """Of the newest that was read."""
         self._inbox: deque[tuple[GenerationRequest, Callable[[EngineEvent], None]] | str] = deque()
         self._wake = threading.Condition()
 
@@ -132,10 +138,12 @@ class LuceEngine:
         self._end_late()
         if self.encoding:
             self.encoding.run(self._fail_step)
+        if self.flight is not None and self._go_on(self.flight):
+            return True
         if not (self.waiting or self.running):
             return False
         waiting = [self._view(seq, 0) for seq in self.waiting.values() if seq not in self.encoding]
-        running = [self._view(seq, self.blocks.length(self._handle(seq))) for seq in self.running.values()]
+        running = [self._view(seq, self.blocks.length(handle_of(seq))) for seq in self.running.values()]
         work, preempted = self.scheduler.plan(waiting, running, self.row_budget, self._fits)
         check_work(work, {view.seq: view for view in (*waiting, *running)}, self.row_budget)
         for seq_id in preempted:
@@ -153,6 +161,7 @@ class LuceEngine:
     def fail_all(self, error: str) -> None:
         """End every request with an error; for a device that is gone."""
         self._drain()
+        self.flight = None
         for seq in (*self.running.values(), *self.waiting.values()):
             self._finish(seq, "error", error)
 
@@ -224,7 +233,7 @@ class LuceEngine:
         seq = self.running.get(seq_id) or self.waiting[seq_id]
         if seq.handle is None and not self._open(seq):
             return False
-        handle = self._handle(seq)
+        handle = handle_of(seq)
         missing = len(seq.tokens) - 1 - self.blocks.length(handle)
         return self.blocks.reserve(handle, min(rows, missing) if missing > 0 else rows)
 
@@ -261,7 +270,7 @@ class LuceEngine:
         may, and in host memory after that, where that is worth it.
         """
         seq = self.running.pop(seq_id)
-        handle = self._handle(seq)
+        handle = handle_of(seq)
         length = self.blocks.length(handle)
         if length:
             self._settle(seq)
@@ -292,7 +301,7 @@ class LuceEngine:
                 except Exception as error:  # noqa: BLE001 - the request boundary: parameters no table holds
                     self._fail_step([seq], error)
                     continue
-            missing = len(seq.tokens) - 1 - self.blocks.length(self._handle(seq))
+            missing = len(seq.tokens) - 1 - self.blocks.length(handle_of(seq))
             if missing > 0:
                 prefill.append((seq, min(item.rows, missing)))
             else:
@@ -305,13 +314,13 @@ class LuceEngine:
     def _start(self, seq: Sequence) -> None:
         if not seq.admitted_s:
             seq.admitted_s = time.monotonic()
-            seq.cached = self.blocks.length(self._handle(seq))
+            seq.cached = self.blocks.length(handle_of(seq))
             if not seq.scoring:
                 seq.cached_turn = self.answered.within(seq.keys, seq.cached)
         self.running[seq.id] = seq
         self._release(seq)
         self.encoding.admitted(seq)
-        handle = self._handle(seq)
+        handle = handle_of(seq)
         seq.sink(Progress(seq.request.request, "prefill", self.blocks.length(handle), len(seq.tokens) - 1))
         slot = self.blocks.slot(handle)
         request = seq.request
@@ -330,24 +339,76 @@ class LuceEngine:
     def _execute(self, prefill: list[tuple[Sequence, int]], held: list[tuple[Sequence, int]]) -> None:
         steps: list[Step] = []
         if prefill:
-            steps.append(self._prefill_step(prefill))
+            steps.append(self.rows.prefill(prefill))
         trees: list[Candidates] = []
         try:
             if held:
-                trees = self.proposer.propose([(seq, self._handle(seq), rows) for seq, rows in held])
-                rows = [self._held_rows(seq, tree) for (seq, _), tree in zip(held, trees, strict=True)]
-                top = [seq.request.params.logprobs for seq, _ in held]
-                steps.append(Step("verify", (sum(len(r.tokens) for r in rows),), {"rows": rows, "top": top}))
+                trees = self.proposer.propose([(seq, handle_of(seq), rows) for seq, rows in held])
+                steps.append(self.rows.verify([seq for seq, _ in held], trees))
             handle = self.executor.submit(steps)
-            results = handle.outputs()
         except Exception as error:  # noqa: BLE001 - the request boundary of the engine
             self._fail_step([seq for seq, _ in (*prefill, *held)], error)
             return
         self._fence = handle.fence
-        for (seq, count), scores in zip(prefill, results.get("scores", ()), strict=True):
-            self._prefilled(seq, count, scores)
-        for (seq, _), tree, verdict in zip(held, trees, results.get("verdicts", ()), strict=True):
-            self._accept(seq, tree, verdict)
+        self.flight = Flight(handle, prefill, [seq for seq, _ in held], trees)
+        if not self.executor.runs_ahead:
+            self._read(self.flight)
+
+    def _go_on(self, flight: Flight) -> bool:
+        """Read what is under way, and before that queue what comes next, if its tokens are all that is not
+        known of it. False: nothing is under way any more.
+        """
+        behind = self._follow(flight)
+        self._read(flight)
+        self.flight = behind
+        return behind is not None
+
+    def _follow(self, flight: Flight) -> Flight | None:
+        here = {seq.id for seq in flight.held} == self.running.keys() and flight.plain
+        if not here or self.drafters or (self.waiting and len(self.running) < self.slots):
+            return None
+        waiting = [self._view(seq, 0) for seq in self.waiting.values() if seq not in self.encoding]
+        running = [self._view(seq, self.blocks.length(handle_of(seq))) for seq in flight.held]
+        order = next_work(self.scheduler, waiting, running, self.row_budget, self._fits_behind)
+        if order is None:
+            return None
+        held = [self.running[seq] for seq in order]
+        trees = [Candidates()] * len(held)
+        try:
+            handle = self.executor.follow(self.rows.verify(held, trees, ahead=1))
+        except Exception as error:  # noqa: BLE001 - the request boundary of the engine
+            self._fail_step(held, error)
+            return None
+        if handle is None:
+            return None
+        self._fence = handle.fence
+        self.tenants.charge((seq.request.tenant, 1) for seq in held)
+        self.counters["steps"] += 1
+        return Flight(handle, (), held, trees)
+
+    def _fits_behind(self, seq_id: SeqId, rows: int) -> bool:
+        """As `_fits`, behind a step of one row that has not been read. Opens nothing."""
+        seq = self.running.get(seq_id)
+        return seq is not None and self.blocks.reserve(handle_of(seq), 1 + rows)
+
+    def _read(self, flight: Flight) -> None:
+        """Wait for its results, and act on them; requests that ended meanwhile get nothing."""
+        self.flight = None
+        sequences = [*(seq for seq, _ in flight.prefill), *flight.held]
+        try:
+            results = flight.handle.outputs()
+        except Exception as error:  # noqa: BLE001 - the request boundary of the engine
+            self._fail_step([seq for seq in sequences if seq.id in self.running], error)
+            return
+        finally:
+            self._past = flight.handle.fence
+            self.blocks.retire(self._past)
+        for (seq, count), scores in zip(flight.prefill, results.get("scores", ()), strict=True):
+            if seq.id in self.running:
+                self._prefilled(seq, count, scores)
+        for seq, tree, verdict in zip(flight.held, flight.trees, results.get("verdicts", ()), strict=True):
+            if seq.id in self.running:
+                self._accept(seq, tree, verdict)
 
     def _fail_step(self, sequences: list[Sequence], error: Exception) -> None:
         self.counters["failed_steps"] += 1
@@ -359,55 +420,10 @@ class LuceEngine:
         for seq in sequences:
             self._finish(seq, "error", message)
 
-    def _tables(self, seq: Sequence) -> dict[str, SeqTable]:
-        """By group for the target, by "owner/group" for everyone else."""
-        return {
-            key.removeprefix(self.own_groups): table
-            for key, table in self.blocks.tables(self._handle(seq)).items()
-        }
-
-    def _prefill_step(self, prefill: list[tuple[Sequence, int]]) -> Step:
-        rows = [self._prefill_rows(seq, count) for seq, count in prefill]
-        targets = [
-            [seq.tokens[row.length + place + 1] for place in row.wanted or ()]
-            for (seq, _), row in zip(prefill, rows, strict=True)
-        ]
-        top = [seq.request.prompt_logprobs or 0 for seq, _ in prefill]
-        inputs = {"rows": rows, "targets": targets, "top": top}
-        return Step("prefill", (sum(len(row.tokens) for row in rows),), inputs)
-
-    def _prefill_rows(self, seq: Sequence, count: int) -> RowSet:
-        handle = self._handle(seq)
-        length = self.blocks.length(handle)
-        return RowSet(
-            slot=self.blocks.slot(handle),
-            length=length,
-            tokens=seq.tokens[length : length + count],
-            tables=self._tables(seq),
-            wanted=seq.unscored(length, count),
-            positions=seq.media.positions(length, count) if seq.media else None,
-            embeds=seq.media.rows(length, count) if seq.media else (),
-        )
-
-    def _held_rows(self, seq: Sequence, tree: Candidates) -> RowSet:
-        handle = self._handle(seq)
-        length = self.blocks.length(handle)
-        parents = [-1, *(parent + 1 for parent in tree.parents)]
-        return RowSet(
-            slot=self.blocks.slot(handle),
-            length=length,
-            tokens=[seq.tokens[-1], *tree.tokens],
-            sure=1,
-            parents=parents,
-            tables=self._tables(seq),
-            wanted=range(1 + len(tree)),
-            positions=seq.media.held_positions(length, parents) if seq.media else None,
-        )
-
     # --- accept and emit
 
     def _prefilled(self, seq: Sequence, count: int, scores: tuple[TokenLogprob, ...]) -> None:
-        handle = self._handle(seq)
+        handle = handle_of(seq)
         length = self.blocks.length(handle)
         self.blocks.advance(handle, seq.keys[length : length + count])
         self.counters["prompt_tokens"] += count
@@ -425,15 +441,18 @@ class LuceEngine:
 
     def _checkpoint(self, seq: Sequence) -> None:
         self._settle(seq)
-        self.blocks.checkpoint(self._handle(seq))
+        self.blocks.checkpoint(handle_of(seq))
 
     def _settle(self, seq: Sequence) -> None:
         if self.has_slots:
             for model in self.models:
-                model.backend.settle([self.blocks.slot(self._handle(seq))])
+                model.backend.settle([self.blocks.slot(handle_of(seq))])
 
     def _accept(self, seq: Sequence, tree: Candidates, verdict: Verdict) -> None:
-        handle = self._handle(seq)
+        if AHEAD in verdict.picked:
+            self._fail_step([seq], EngineError("The device ended a text that goes on; this is a bug."))
+            return
+        handle = handle_of(seq)
         length = self.blocks.length(handle)
         before = seq.emitted
         reason = seq.emit(list(verdict.picked), list(verdict.logprobs))
@@ -467,15 +486,10 @@ class LuceEngine:
     def _close(self, seq: Sequence) -> None:
         if seq.handle is not None:
             self.blocks.close(seq.handle, self._fence)
-            self.blocks.retire(self._fence)
+            self.blocks.retire(self._past)
             seq.handle = None
 
     def _release(self, seq: Sequence) -> None:
         if seq.retained is not None:
             self.blocks.release(seq.retained)
             seq.retained = None
-
-    def _handle(self, seq: Sequence) -> SeqId:
-        if seq.handle is None:
-            raise EngineError(f"Request {seq.request.request!r} has no state; this is a bug of the engine.")
-        return seq.handle

@@ -28,6 +28,7 @@ class EagerExecutor:
     """Runs every step where it is submitted. The fence has retired when `submit` returns."""
 
     compiles = False
+    runs_ahead = False
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -53,6 +54,9 @@ class EagerExecutor:
             results.update(self._programs[step.program](**step.inputs))
         self._fence += 1
         return EagerHandle(Fence(self._fence), results)
+
+    def follow(self, step: Step) -> None:
+        """Nothing: the step in front has been read before there is another."""
 
 
 def make_executor(context: ExecutorContext) -> EagerExecutor:

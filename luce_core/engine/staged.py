@@ -10,7 +10,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from luce_core.contracts import BlockTable, Commit, ForwardBatch, Tap
+from luce_core.contracts import BlockTable, Commit, ForwardBatch, Tap, TokenLogprob
 from luce_core.contracts.staged import Bucket, StageBuffers
 from luce_core.engine.programs import Programs, make_commit, make_verdicts
 from luce_core.model.batch import PADDING, WORD_BITS, RowSet, row_places
@@ -32,7 +32,7 @@ class Stage:
     host: Mapping[str, np.ndarray]
     batch: ForwardBatch
     commit: Commit
-    """Of one row per sequence, always accepted."""
+    """Of one row per sequence."""
 
 
 class StaticNumbers:
@@ -42,7 +42,7 @@ class StaticNumbers:
         sizes = {name: int(np.prod(shape)) * (8 if name == "sees" else 4) for name, shape in shapes.items()}
         places = {name: -(-size // ALIGNMENT) * ALIGNMENT for name, size in sizes.items()}
         total = sum(places.values())
-        self.host = torch.zeros(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.host = torch.zeros(total, dtype=torch.uint8)
         self.device = torch.zeros(total, dtype=torch.uint8, device=device)
         self.on_host: dict[str, np.ndarray] = {}
         self.there: dict[str, Tensor] = {}
@@ -58,9 +58,10 @@ class StagedVerify:
     """Held rows in buckets: (sequences, rows of each, greedy, blocks by group). Rows that are lacking are
     padding.
 
-    Greedy steps pick on the device; one row per sequence is committed there too, so nothing waits for the
-    host. Other steps, and those that want log-probabilities, leave logits, and `finish` does the rest. All
-    buckets leave them in one place: what captured work gives back is kept as long as the capture.
+    Greedy steps pick within `compute`; one row per sequence is committed there too. Other steps, and those
+    that want log-probabilities, leave logits, and are sampled behind it. All buckets leave them in one place:
+    what captured work gives back is kept as long as the capture. Steps of one row per sequence remember what
+    they picked, so that the next can be queued before this one is read.
     """
 
     fetch: tuple[str, ...] = ("picks",)
@@ -151,15 +152,48 @@ class StagedVerify:
     def compute(self, buffers: StageBuffers) -> Mapping[str, Tensor]:
         """Forward; greedy: the picks too; one row each: the commit too."""
         stage, (_, count, greedy, _) = buffers.view, buffers.bucket
-        backend, ops = self.programs.backend, self.programs.ops
-        logits = backend.forward(stage.batch).logits
+        backend, ops, table = self.programs.backend, self.programs.ops, self.programs.table
+        batch, alive = stage.batch, stage.commit.count
+        if count == 1:
+            token, alive = ops.newest_tokens(batch.token, batch.slot, table.newest)
+            batch = evolve(batch, token=token)
+        logits = backend.forward(batch).logits
         if logits is None:
             raise AssertionError("a held batch returned no logits")
         if count == 1:
-            backend.commit(stage.batch, stage.commit)
-        if greedy:
-            return {"picks": ops.sample(logits, stage.batch, StepParams(self.programs.table, frozenset()))}
-        return {"logits": self._logits[: logits.shape[0]].copy_(logits)}
+            backend.commit(batch, Commit(stage.commit.path, alive))
+        if not greedy:
+            return {"logits": self._logits[: logits.shape[0]].copy_(logits), "alive": alive}
+        picks = ops.sample(logits, batch, StepParams(table, frozenset()))
+        return {"picks": self._noted(picks, alive, batch, count)}
+
+    def _noted(self, picks: Tensor, alive: Tensor, batch: ForwardBatch, count: int) -> Tensor:
+        if count > 1:
+            return picks
+        noted: Tensor = self.programs.ops.note_picks(picks, alive, batch.slot, self.programs.table.newest)
+        return noted
+
+    def behind(
+        self, buffers: StageBuffers, results: Mapping[str, Tensor], inputs: Mapping[str, Any]
+    ) -> Mapping[str, Tensor]:
+        """Sampling, where `compute` left logits."""
+        if "picks" in results:
+            return results
+        programs, batch = self.programs, buffers.view.batch
+        params = programs.table.step(row.slot for row in inputs["rows"])
+        processed = programs.ops.process_logits(results["logits"], batch, params)
+        picks = programs.ops.sample(processed, batch, params)
+        return {**results, "picks": self._noted(picks, results["alive"], batch, buffers.bucket[1])}
+
+    def can_follow(self, inputs: Mapping[str, Any]) -> bool:
+        """One row per sequence, and sampling that needs no more of a text than the device knows."""
+        rows: Sequence[RowSet] = inputs["rows"]
+        table = self.programs.table
+        return (
+            all(len(row.tokens) == 1 and table.newest.tells_ends(row.slot) for row in rows)
+            and not (self.programs.drafters or any(inputs["top"]))
+            and not table.step(row.slot for row in rows).waits
+        )
 
     def finish(
         self, buffers: StageBuffers, results: Mapping[str, Tensor], inputs: Mapping[str, Any]
@@ -167,13 +201,7 @@ class StagedVerify:
         """Accept, commit, report; what `compute` left of it."""
         programs, stage, count = self.programs, buffers.view, buffers.bucket[1]
         rows: Sequence[RowSet] = inputs["rows"]
-        greedy, top = buffers.bucket[2], inputs["top"]
-        if greedy:
-            picks = results["picks"]
-        else:
-            params = programs.table.step(row.slot for row in rows)
-            processed = programs.ops.process_logits(results["logits"], stage.batch, params)
-            picks = programs.ops.sample(processed, stage.batch, params)
+        picks, top = results["picks"], inputs["top"]
         picked: list[int] = picks.tolist()
         paths = [
             [0]
@@ -187,9 +215,12 @@ class StagedVerify:
             programs.backend.commit(stage.batch, commit)
         for drafter in programs.drafters:
             drafter.observe(stage.batch, commit)
-        logprobs = programs.logprobs(results["logits"], picks, max(top)) if any(top) else None
+        logprobs = self._logprobs(results["logits"], picks, max(top)) if any(top) else None
         starts = range(0, count * len(rows), count)
         return {"verdicts": make_verdicts(paths, starts, picked, logprobs, top)}
+
+    def _logprobs(self, logits: Tensor, picks: Tensor, top: int) -> list[TokenLogprob]:
+        return self.programs.logprobs(logits, picks.to(logits.device), top)
 
 
 # --- block tables, by group

@@ -140,6 +140,16 @@ class StagedPrefill:
         self.programs.backend.forward(buffers.view.batch)
         return {}
 
+    def behind(
+        self, buffers: StageBuffers, results: Mapping[str, Tensor], inputs: Mapping[str, Any]
+    ) -> Mapping[str, Tensor]:
+        """Nothing."""
+        return results
+
+    def can_follow(self, inputs: Mapping[str, Any]) -> bool:
+        """No: its tokens are the prompt's."""
+        return False
+
     def finish(
         self, buffers: StageBuffers, results: Mapping[str, Tensor], inputs: Mapping[str, Any]
     ) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ STATE_OPS = frozenset({"commit_pages", "commit_slots", "commit_slot", "write_log
 ENGINE_OPS = frozenset(
     {
         *("process_logits", "sample", "merge_trees", "tree_from_lattice", "accept"),
-        *("commit", "observe", "prompt_logprobs", "logprobs"),
+        *("commit", "observe", "prompt_logprobs", "logprobs", "newest_tokens", "note_picks"),
     }
 )
 KNOWN_OPS = ARCH_OPS | FINE_OPS | WEIGHT_OPS | STATE_OPS | ENGINE_OPS

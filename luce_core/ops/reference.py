@@ -9,6 +9,7 @@ from luce_core.ops import (
     delta,
     fine,
     moe,
+    newest,
     ngrams,
     pack,
     sampling,
@@ -23,6 +24,8 @@ ENGINE: Layer = {
     "sample": sampling.sample,
     "logprobs": sampling.logprobs,
     "prompt_logprobs": scores.prompt_logprobs,
+    "newest_tokens": newest.newest_tokens,
+    "note_picks": newest.note_picks,
 }
 
 REFERENCE: Layer = {

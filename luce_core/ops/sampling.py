@@ -16,6 +16,7 @@ from attrs import frozen
 from torch import Tensor
 
 from luce_core.contracts import ForwardBatch, SamplingParams
+from luce_core.ops.newest import NewestTokens
 from luce_core.ops.noise import CounterNoise
 
 HEAD = 256
@@ -26,6 +27,9 @@ DRY_MOST = 60
 
 HOST_FLAGS = frozenset({"bias", "dry", "min_tokens"})
 """Of which the host has to know the slots, and waits for the device to have them."""
+
+FILTERS = frozenset({"top_k", "top_p", "typical", "xtc"})
+"""For which candidates are put in order."""
 
 _NOISE = CounterNoise()
 
@@ -55,6 +59,7 @@ class ParamTable:
         self.top_n_sigma = column(torch.float32)
         self.xtc_probability = column(torch.float32)
         self.xtc_threshold = column(torch.float32)
+        self.newest = NewestTokens(num_slots, device)
         self.flags: list[frozenset[str]] = [frozenset()] * num_slots
         self.dry: list[Dry | None] = [None] * num_slots
         """(host) Where a slot asked for it."""
@@ -81,7 +86,9 @@ class ParamTable:
         self.xtc_threshold[slot] = params.xtc_threshold
         self.seed[slot] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
         self.min_index[slot] = len(prompt) + params.min_tokens
-        self._ending[slot] = torch.tensor(sorted(ending), dtype=torch.int64, device=self.device)
+        ending = sorted(ending)
+        self._ending[slot] = torch.tensor(ending, dtype=torch.int64, device=self.device)
+        self.newest.take(slot, ending)
         self._bias[slot] = self._bias_of(params)
         self.flags[slot] = _flags(params)
         self.dry[slot] = Dry(params, prompt) if params.dry_multiplier > 0 else None
@@ -136,9 +143,17 @@ class StepParams:
     table: ParamTable
     flags: frozenset[str]
 
+    @property
+    def waits(self) -> bool:
+        """Whether the host must know something of the device's, or of the text, to sample."""
+        looks = bool(self.flags & FILTERS) and "typical" not in self.flags and "wide" in self.flags
+        return looks or bool(self.flags & (HOST_FLAGS | {"penalty"}))
+
 
 def _flags(params: SamplingParams) -> frozenset[str]:
+    """Beside what was asked for: wide, the best HEAD candidates may not hold all that can be picked."""
     wanted = {
+        "wide": params.temperature > 0.0 and not 0 < params.top_k <= HEAD,
         "bias": bool(params.logit_bias),
         "penalty": params.repetition != 1.0 or params.frequency != 0.0 or params.presence != 0.0,
         "dry": params.dry_multiplier > 0.0,
@@ -306,16 +321,16 @@ def _argmax(rows: Tensor) -> Tensor:
 def _filter(logits: Tensor, slot: Tensor, index: Tensor, params: StepParams) -> tuple[Tensor, Tensor | None]:
     """(values [R, K], ids [R, K], best first), or (values [R, V], None) when nothing needs an order."""
     flags, table = params.flags, params.table
-    if "min_p" in flags and not flags & {"top_k", "top_p", "typical", "xtc"}:
+    if "min_p" in flags and not flags & FILTERS:
         floor = logits.amax(dim=-1, keepdim=True) + torch.log(table.min_p[slot])[:, None]
         return logits.masked_fill(logits < floor, -torch.inf), None
-    if not flags & {"top_k", "top_p", "typical", "xtc"}:
+    if not flags & FILTERS:
         return logits, None
     vocab = logits.shape[-1]
     if "typical" not in flags and vocab > HEAD:
         values, ids = logits.topk(HEAD, dim=-1)
         keep, covered = _keep(values, logits.logsumexp(dim=-1, keepdim=True), slot, index, params)
-        if covered:
+        if "wide" not in flags or bool(covered.all()):
             return values.masked_fill(~keep, -torch.inf), ids
     # A stable order by value then id: equal logits at a cut fall the same way whatever the batch.
     values, ids = logits.sort(dim=-1, descending=True, stable=True)
@@ -325,8 +340,8 @@ def _filter(logits: Tensor, slot: Tensor, index: Tensor, params: StepParams) -> 
 
 def _keep(
     values: Tensor, total: Tensor, slot: Tensor, index: Tensor, params: StepParams
-) -> tuple[Tensor, bool]:
-    """Which of the sorted `values` [R, K] survive, and whether all survivors certainly lie within these K.
+) -> tuple[Tensor, Tensor]:
+    """Which of the sorted `values` [R, K] survive, and bool[R, 1] whether all certainly lie within these K.
 
     total: logsumexp of the whole rows [R, 1].
     """
@@ -353,7 +368,7 @@ def _keep(
         keep = keep & ~_xtc(values.masked_fill(~keep, -torch.inf), slot, index, table)
     mass = before[:, -1:] + probs[:, -1:]
     covered = limited | (mass >= top_p) | ~sampled
-    return keep, bool(covered.all())
+    return keep, covered
 
 
 def _xtc(values: Tensor, slot: Tensor, index: Tensor, table: ParamTable) -> Tensor:

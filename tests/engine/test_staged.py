@@ -7,41 +7,14 @@ import torch
 from attrs import evolve
 
 from luce_core.contracts import SamplingParams
-from luce_core.engine.executor import EagerExecutor, EagerHandle
 from luce_core.engine.staged import LEAST_BLOCKS
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.pipeline import EngineRig
 
+from .staging import StagingExecutor
+
 PROMPTS = ([5, 9, 2], [7], list(range(1, 30)))
-
-
-class StagingExecutor(EagerExecutor):
-    """Runs staged programs over their buffers, poisoned before each step."""
-
-    def __init__(self):
-        super().__init__("cpu")
-        self.staged, self.made = {}, {}
-
-    def prepare(self, name, fn, buckets, staged=None):
-        self.staged[name] = staged
-        return super().prepare(name, fn, buckets)
-
-    def submit(self, steps):
-        results = {}
-        for step in steps:
-            staged = self.staged[step.program]
-            bucket = staged.bucket(step.inputs) if staged else None
-            if bucket is None:
-                results |= super().submit([step]).outputs()
-                continue
-            if bucket not in self.made:
-                self.made[bucket] = staged.stage(bucket)
-            buffers = self.made[bucket]
-            staged.fill(buffers, step.inputs)
-            buffers.device.fill_(-1).copy_(buffers.host)
-            results |= staged.finish(buffers, staged.compute(buffers), step.inputs)
-        return EagerHandle(super().submit([]).fence, results)
 
 
 def children(text, capacity):

@@ -2,6 +2,9 @@
 
 The first step of a bucket runs as plain calls over its static buffers: that compiles kernels and makes
 workspaces grow. The second captures, all later ones replay. Programs without static buffers are plain calls.
+
+A step that was captured can follow another before that one is read: what the host writes and reads lies
+twice, and the two take turns.
 """
 
 from __future__ import annotations
@@ -88,13 +91,24 @@ class Prepared:
     """One bucket."""
 
     buffers: StageBuffers
+    sides: tuple[Side, Side]
     captured: Captured | None = None
+
+
+@frozen(eq=False)
+class Side:
+    """What one of two steps under way has in (pinned) host memory."""
+
+    numbers: Tensor
+    """As `StageBuffers.host`."""
     fetched: dict[str, Tensor] = field(factory=dict)
-    """Host copies of results."""
+    """Copies of results."""
 
 
 class GraphExecutor:
-    """`Executor`. Engine thread only. At most one submission is under way: the next waits for it."""
+    """`Executor`. Engine thread only. At most one submission is under way, and one step that follows it."""
+
+    runs_ahead = True
 
     def __init__(
         self, device: str, capture: Callable[[Callable[[], Results]], Captured], *, prompts: bool = False
@@ -106,7 +120,10 @@ class GraphExecutor:
         self._prompts = prompts
         self._programs: dict[str, Program] = {}
         self._fence = 0
-        self._done: Any = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._events = tuple(_event(self.device) for _ in range(2))
+        self._turn = 0
+        self._leads = False
+        """Whether a step may follow the newest submission."""
 
     def prepare(
         self,
@@ -125,16 +142,32 @@ class GraphExecutor:
 
     def submit(self, steps: Sequence[Step]) -> GraphHandle:
         """Queue the steps in order. Plain calls have run when it returns, replays may be under way."""
-        self._wait()  # buffers of the step before are about to be written
-        pending = [self._start(step) for step in steps]
-        if self._done is not None:
-            self._done.record()
-        self._fence += 1
-        return GraphHandle(Fence(self._fence), pending, self._done)
+        for event in self._events:  # buffers of the steps before are about to be written
+            if event is not None:
+                event.synchronize()
+        self._leads = False
+        return self._handle([self._start(step) for step in steps])
 
-    def _wait(self) -> None:
-        if self._done is not None:
-            self._done.synchronize()
+    def follow(self, step: Step) -> GraphHandle | None:
+        """Queue a step that was captured behind a staged one that leads on."""
+        program = self._programs[step.program]
+        staged = program.staged
+        if not self._leads or staged is None or program.refused or program.generation != staged.generation:
+            return None
+        if not staged.can_follow(step.inputs):
+            return None
+        prepared = program.buckets.get(staged.bucket(step.inputs) or ())
+        if prepared is None or prepared.captured is None:
+            return None
+        return self._handle([self._run(staged, prepared, step, prepared.captured)])
+
+    def _handle(self, pending: Sequence[Callable[[], Mapping[str, Any]]]) -> GraphHandle:
+        done = self._events[self._turn]
+        if done is not None:
+            done.record()
+        self._turn = 1 - self._turn
+        self._fence += 1
+        return GraphHandle(Fence(self._fence), pending, done)
 
     def _start(self, step: Step) -> Callable[[], Mapping[str, Any]]:
         """Queue one step -> what makes its outputs, once the device is through."""
@@ -152,23 +185,36 @@ class GraphExecutor:
         if prepared is None:
             if len(program.buckets) == MOST_BUCKETS:
                 program.buckets.pop(next(iter(program.buckets)))  # the one that was used longest ago
-            prepared = Prepared(staged.stage(bucket))
+            prepared = self._prepared(staged.stage(bucket))
         program.buckets[bucket] = prepared
-        buffers = prepared.buffers
-        staged.fill(buffers, step.inputs)
-        buffers.device.copy_(buffers.host, non_blocking=True)
-        if first:
-            results = staged.compute(buffers)
-        else:
-            if prepared.captured is None:
-                prepared.captured = self._captured(step.program, partial(staged.compute, buffers))
+        if not first and prepared.captured is None:
+            prepared.captured = self._captured(step.program, partial(staged.compute, prepared.buffers))
             if prepared.captured is None:
                 outputs = program.call(**step.inputs)
                 return lambda: outputs
-            prepared.captured.replay()
-            results = prepared.captured.results
-        fetched = self._fetch(staged, prepared, results)
-        return partial(staged.finish, buffers, {**results, **fetched}, step.inputs)
+        self._leads = staged.can_follow(step.inputs)
+        return self._run(staged, prepared, step, prepared.captured)
+
+    def _prepared(self, buffers: StageBuffers) -> Prepared:
+        pinned, size = self.device.type == "cuda", buffers.host.shape
+        one, other = (torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(2))
+        return Prepared(buffers, (Side(one), Side(other)))
+
+    def _run(
+        self, staged: Staged, prepared: Prepared, step: Step, captured: Captured | None
+    ) -> Callable[[], Mapping[str, Any]]:
+        buffers, side = prepared.buffers, prepared.sides[self._turn]
+        staged.fill(buffers, step.inputs)
+        side.numbers.copy_(buffers.host)
+        buffers.device.copy_(side.numbers, non_blocking=True)
+        if captured is None:
+            results = staged.compute(buffers)
+        else:
+            captured.replay()
+            results = captured.results
+        results = staged.behind(buffers, results, step.inputs)
+        self._fetch(staged, side, results)
+        return partial(staged.finish, buffers, {**results, **side.fetched}, step.inputs)
 
     def _captured(self, name: str, work: Callable[[], Results]) -> Captured | None:
         """A graph; None where the work has an op that waits for the device."""
@@ -183,15 +229,19 @@ class GraphExecutor:
             )  # fmt: skip
             return None
 
-    def _fetch(self, staged: Staged, prepared: Prepared, results: Results) -> dict[str, Tensor]:
+    def _fetch(self, staged: Staged, side: Side, results: Results) -> None:
         for name in staged.fetch:
-            if name in results and name not in prepared.fetched:
+            if name in results and name not in side.fetched:
                 pinned = self.device.type == "cuda"
                 like = results[name]
-                prepared.fetched[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=pinned)
+                side.fetched[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=pinned)
             if name in results:
-                prepared.fetched[name].copy_(results[name], non_blocking=True)
-        return prepared.fetched
+                side.fetched[name].copy_(results[name], non_blocking=True)
+
+
+def _event(device: torch.device) -> Any:
+    """None on a device that is through when a call returns."""
+    return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 class GraphHandle:

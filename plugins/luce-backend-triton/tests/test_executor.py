@@ -80,6 +80,38 @@ def test_tokens_are_those_of_plain_calls(write, params, drafted):
     assert sum(one.runs for one in captures) > 2
 
 
+def watched(runs, monkeypatch):
+    """Handles of the steps that followed, None for those that did not."""
+    follow, handles = runs.follow, []
+    monkeypatch.setattr(runs, "follow", lambda step: handles.append(follow(step)) or handles[-1])
+    return handles
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_captured_steps_follow_one_another(write, params, monkeypatch):
+    runs = GraphExecutor("cpu", Captures())
+    handles = watched(runs, monkeypatch)
+    ways = rig(write), rig(write, runs)
+    wanted, got = (one.generate([3, 4], [8], max_tokens=20, params=params) for one in ways)
+    assert got == wanted
+    fences = [handle.fence for handle in handles if handle is not None]
+    assert len(fences) > 12
+    assert fences == sorted(fences)
+    assert handles[0] is None  # the first computes, the second captures
+
+
+def test_nothing_follows_what_cannot_be_captured(write, monkeypatch):
+    def refuse(work):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    runs = GraphExecutor("cpu", refuse)
+    handles = watched(runs, monkeypatch)
+    wanted, got = (one.generate([3, 4], max_tokens=9) for one in (rig(write), rig(write, runs)))
+    assert got == wanted
+    assert handles
+    assert set(handles) == {None}
+
+
 def test_a_network_of_ops_answers_the_same(tmp_path):
     write = write_dense_model(tmp_path / "dense.gguf", layers=1), (TOY_HOOKS, DENSE_HOOKS)
     rigs = [
