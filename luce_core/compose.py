@@ -36,8 +36,10 @@ from luce_core.engine.broker import DeviceBroker
 from luce_core.errors import PluginError
 from luce_core.model.loader import Loader, Model
 from luce_core.model.state import ModelState, TorchStateStore
+from luce_core.op_layers import prepare, without
 from luce_core.pipeline import Observers, Pipeline
 from luce_core.plan import block_formats, state_sizes
+from luce_core.plan_layers import OFF
 from luce_core.plan_memory import CHECKPOINTS, MEMORY_SHARE
 from luce_core.plan_models import plugin_options
 from luce_core.registry import Registry, Supplied, guarded, resolve
@@ -169,8 +171,13 @@ class Wiring:
 
     def _layer(self, name: str) -> Mapping[str, Callable[..., Any]]:
         found = self.registry.op_layer(name)
+        prepare(found, self.registry, self.device, self._options(found.plugin))
         subject = f"of op layer {name!r} of {self.registry.title(found.plugin)}"
-        return {impl.op: resolve(impl.fn, f"Op {impl.op!r} {subject}") for impl in found.value.ops}
+        used = without(found.value, self.plan.values[OFF])
+        return {impl.op: resolve(impl.fn, f"Op {impl.op!r} {subject}") for impl in used.ops}
+
+    def _options(self, plugin: str) -> Any:
+        return plugin_options(self.registry, self.plan.values, plugin)
 
     # --- parts
 
@@ -217,7 +224,7 @@ class Wiring:
     def _context(self, part: Supplied[PartSpec]) -> Any:
         """The typed context of the part's kind."""
         plan, broker, target = self.plan, self.brokers[self.device.id], self.target
-        options, models = plugin_options(self.registry, plan.values, part.plugin), self._models_of(part.value)
+        options, models = self._options(part.plugin), self._models_of(part.value)
         contexts: Mapping[str, Callable[[], Any]] = {
             "scheduler": lambda: SchedulerContext(
                 options, plan.number("engine.max_sequences"), plan.number("engine.row_budget")

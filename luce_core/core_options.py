@@ -133,6 +133,11 @@ class CoreOptions(BaseModel):
     op_layer: Annotated[tuple[str, ...], Info(group="Engine", plan="execution.op_layers")] = Field(
         (), description="Layers of ops over the reference, last wins; 'none' for the reference alone."
     )
+    ops_off: Annotated[tuple[str, ...], Info(group="Engine", plan="execution.ops_off")] = Field(
+        (),
+        description="Op to take away from every op layer, or LAYER.OP from one, with those that need it: "
+        "what lies below computes it, at last the reference. For kernels that are wrong on a device.",
+    )
     deterministic: Annotated[bool, Info(group="Engine", plan="deterministic")] = Field(
         False, description="Only ops whose result for a row depends on nothing but the row."
     )

@@ -26,7 +26,7 @@ A plugin implements what it needs in one module, which its entry point in group 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -66,8 +66,10 @@ def luce_plugin_info() -> PluginInfo:
 
 
 @hookspec
-def luce_register_devices() -> Sequence[DeviceInfo]:
+def luce_register_devices(options: Any) -> Sequence[DeviceInfo]:
     """The devices this hardware plugin sees, with memory, bandwidth, feature tags and links.
+
+    options: the plugin's own, validated; None where it has none or nobody has read any.
 
     Looks, but creates no context on any of them: `luce-core devices` must not take memory from a busy card.
     """

@@ -25,10 +25,12 @@ from luce_core.contracts import (
     StateSizes,
 )
 from luce_core.errors import PlanError, PluginError
+from luce_core.op_layers import without
 from luce_core.option_fields import show_size
 from luce_core.options import Options
 from luce_core.plan_cache import as_asked, check_cache, note_compact, settle_types
 from luce_core.plan_fields import MODELS, PART_KINDS, REPORT, Fields
+from luce_core.plan_layers import OFF, check_layers
 from luce_core.plan_media import add_projector
 from luce_core.plan_memory import (
     MEMORY_SHARE,
@@ -105,7 +107,7 @@ def make_draft(
     fields = Fields(options, registry)
     fields.problems += registry.problems
     if devices is None:
-        found, problems = registry.find_devices()
+        found, problems = registry.find_devices(options.plugins)
         fields.problems += problems
         devices = [item.value for item in found]
     device = choose_device(fields, devices)
@@ -211,43 +213,6 @@ def _part_fits(fields: Fields, kind: str, part: str, capabilities: frozenset[str
     return not missing
 
 
-def check_layers(fields: Fields, device: DeviceInfo | None) -> None:
-    """Every op layer exists, runs on the device (if any), and keeps what `--deterministic` promises."""
-    field = "execution.op_layers"
-    another = "Choose another with --op-layer, or 'none' for the reference ops."
-    for name in fields.values[field]:
-        layer = _usable_layer(fields, name, fields.origin[field].by, device, another)
-        varying = sorted(impl.op for impl in layer.value.ops if not impl.row_invariant) if layer else []
-        if layer and fields.values["deterministic"] and varying:
-            fields.problem(
-                f"Op layer {name!r} of {fields.registry.title(layer.plugin)} computes {choices(varying)} "
-                "differently from batch to batch; --deterministic allows only ops whose result for a row "
-                "depends on nothing but the row.",
-                f"{another} Or drop --deterministic.",
-            )
-    for request in fields.values[MODELS]:
-        by = fields.origin[f"{MODELS}.{request.name}"].by
-        for name in request.op_layers or ():
-            _usable_layer(fields, name, f"model {request.name!r} of plugin {by!r}", device, REPORT)
-
-
-def _usable_layer(
-    fields: Fields, name: str, asker: str, device: DeviceInfo | None, fix: str
-) -> Supplied[OpLayer] | None:
-    """The layer, if it exists; reports that, and what it needs that the device lacks."""
-    registry = fields.registry
-    try:
-        layer = registry.op_layer(name)
-    except PluginError as error:
-        fields.problem(f"{asker} asks for the op layer {name!r}. {error}", fix)
-        return None
-    missing = sorted(layer.value.features - device.features) if device else []
-    if device and missing:
-        who, has = f"Op layer {name!r} of {registry.title(layer.plugin)}", choices(device.features)
-        fields.problem(f"{who} needs {choices(missing)}; device {device.id!r} has {has}.", fix)
-    return layer
-
-
 # --- patches and memory
 
 
@@ -288,7 +253,8 @@ class Draft:
         """Those of the named op layers that exist."""
         registry = self.fields.registry
         known = set(registry.names("ops"))
-        return [registry.op_layer(name).value for name in names if name in known]
+        off = self.fields.values[OFF]
+        return [without(registry.op_layer(name).value, off) for name in names if name in known]
 
     def settle_companions(self) -> None:
         """What does not fit beside the target goes; memory is divided among the rest."""

@@ -10,9 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from luce_core.contracts import BackendPlan, ModelSpec, PartSpec, StateSizes
+from luce_core.op_layers import gone
 from luce_core.option_fields import show_size
 from luce_core.plan import suppliers
 from luce_core.plan_fields import MODELS, words
+from luce_core.plan_layers import OFF
 from luce_core.plan_memory import Room, prompt_bound, roofline, state_facts
 from luce_core.registry import CORE, Registry, Supplied
 
@@ -27,7 +29,8 @@ def render_plan(plan: BackendPlan, registry: Registry, *, verbose: bool = True) 
     parts += [Text(line) for line in roofline_lines(plan)]
     if verbose:
         parts.append(_fields_table(plan))
-    notes = [*(f"{p.message} {p.fix}" for p in plan.problems), *stayed_out(plan, registry)]
+    problems = [f"{problem.message} {problem.fix}" for problem in plan.problems]
+    notes = [*_off_words(plan, registry), *problems, *stayed_out(plan, registry)]
     if notes:
         parts.append(Text("Stayed out, and what to know:", style="bold"))
         parts += [Text(f"  - {note}") for note in notes]
@@ -167,6 +170,18 @@ def _shown(name: str, value: Any) -> str:
         blocks = ", ".join(f"{group}: {count} blocks" for group, count in value.num_blocks.items())
         return f"{value.num_slots} sequences; {blocks or 'no blocks'} of {value.block_tokens} tokens"
     return show_size(value) if name.endswith("bytes") else words(value)
+
+
+def _off_words(plan: BackendPlan, registry: Registry) -> list[str]:
+    """One sentence for each op layer that some ops were taken from."""
+    sentences = []
+    for name in dict.fromkeys(layer for model in plan.models for layer in model.op_layers):
+        dropped = gone(registry.op_layer(name).value, plan.values[OFF])
+        if dropped:
+            ops = ", ".join(sorted(dropped))
+            by = plan.origin[OFF].by
+            sentences.append(f"Op layer {name!r} leaves {ops} to what lies below: {by} switches them off.")
+    return sentences
 
 
 def stayed_out(plan: BackendPlan, registry: Registry) -> list[str]:

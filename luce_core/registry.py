@@ -231,13 +231,16 @@ class Registry:
 
     # --- devices and other hooks
 
-    def find_devices(self) -> tuple[list[Supplied[DeviceInfo]], list[Problem]]:
+    def find_devices(
+        self, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Supplied[DeviceInfo]], list[Problem]]:
         """Ask every hardware plugin what it sees. One that fails costs its own devices only.
 
+        options: by plugin, those that may bear on it.
         The order is by rank, then id; two plugins that claim one id are a problem naming both.
         """
         seen: dict[str, Supplied[DeviceInfo]] = {}
-        answers, problems = self.ask("luce_register_devices", DeviceInfo)
+        answers, problems = self.ask("luce_register_devices", DeviceInfo, options=options or {})
         for plugin, devices in answers:
             for device in devices:
                 other = seen.setdefault(device.id, Supplied(plugin, device))
@@ -251,13 +254,19 @@ class Registry:
                     )
         return sorted(seen.values(), key=lambda item: (-item.value.rank, item.value.id)), problems
 
-    def ask(self, hook: str, of: type[T], **values: Any) -> tuple[list[tuple[str, list[T]]], list[Problem]]:
-        """Call `hook` of every plugin in `after` order -> (plugin, answers), and what failed."""
+    def ask(
+        self, hook: str, of: type[T], *, options: Mapping[str, Any] | None = None, **values: Any
+    ) -> tuple[list[tuple[str, list[T]]], list[Problem]]:
+        """Call `hook` of every plugin in `after` order -> (plugin, answers), and what failed.
+
+        options: by plugin, of a hook that is told its own.
+        """
         answers: list[tuple[str, list[T]]] = []
         problems: list[Problem] = []
         for bound in self.hooks.get(hook, ()):
             try:
-                answers.append((bound.plugin, declarations(bound, (of,), **values)))
+                own = {} if options is None else {"options": options.get(bound.plugin)}
+                answers.append((bound.plugin, declarations(bound, (of,), **own, **values)))
             except PluginError as error:
                 problems.append(self.failure(bound.plugin, error))
         return answers, problems

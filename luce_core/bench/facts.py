@@ -131,7 +131,7 @@ def subject_facts(
         threads=threads,
         op_layers=target.op_layers,
         drafters=plan.parts["drafter"],
-        flash_attention=has_fused_attention(registry, target.op_layers),
+        flash_attention=has_fused_attention(registry, target.op_layers, plan.values["execution.ops_off"]),
         torch=torch.__version__,
         plugins={
             record.distribution or record.name: record.version
@@ -143,9 +143,11 @@ def subject_facts(
     )
 
 
-def has_fused_attention(registry: Registry, op_layers: Sequence[str]) -> bool:
+def has_fused_attention(registry: Registry, op_layers: Sequence[str], off: Sequence[str] = ()) -> bool:
     """Whether an op layer computes attention: the reference writes its scores out, the slow way."""
-    layers = [registry.op_layer(name).value for name in op_layers]
+    from luce_core.op_layers import without
+
+    layers = [without(registry.op_layer(name).value, off) for name in op_layers]
     return any(impl.op == "attention" for layer in layers for impl in layer.ops)
 
 

@@ -15,7 +15,7 @@ def make(session: Session) -> click.Command:
     @click.command("devices", help="List the devices the installed plugins see; the first is the default.")
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     def devices(as_json: bool) -> None:
-        found, problems = session.registry.find_devices()
+        found, problems = session.registry.find_devices(session.given.plugins)
         for problem in problems:
             warn(f"{problem.message} {problem.fix}")
         if as_json:

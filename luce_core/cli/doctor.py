@@ -7,23 +7,23 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Literal
 
 import click
 from attrs import frozen
 
 from luce_core.catalog import cache_folder
+from luce_core.cli import wsl
 from luce_core.cli.console import console, print_json, say, table
 from luce_core.cli.session import Session
+from luce_core.cli.wsl import Level
 from luce_core.contracts import KernelCheck
 from luce_core.errors import LuceError
+from luce_core.op_layers import prepare
 from luce_core.option_fields import show_size
 from luce_core.options import Options
 from luce_core.registry import guarded, resolve
-
-Level = Literal["ok", "note", "wrong"]
 
 LOW_MEMORY_BYTES = 2 * 2**30
 """Less than this free and even a small model will swap."""
@@ -74,7 +74,7 @@ def _as_data(finding: Finding) -> dict[str, str]:
 def examine(session: Session, *, kernels: bool = False) -> list[Finding]:
     """Every check. An error of ours in one of them is a finding, not the end of the examination."""
     checks: list[Callable[[Session], Iterator[Finding]]] = [
-        _python, _torch, _options, _plugins, _devices, _memory, _models, _tools,
+        _python, _torch, _options, _plugins, _devices, _wsl, _memory, _models, _tools,
     ]
     if kernels:
         checks.append(_kernels)
@@ -103,10 +103,11 @@ def _torch(session: Session) -> Iterator[Finding]:
         yield Finding("wrong", "torch", f"cannot be imported: {error}", "pip install --force-reinstall torch")
         return
     yield Finding("ok", "torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
-    if NVIDIA_DRIVER.exists() and torch.version.cuda is None:
+    driver = NVIDIA_DRIVER.exists() or (wsl.generation() == 2 and wsl.has_driver())
+    if driver and torch.version.cuda is None:
         yield Finding("wrong", "torch", "there is an NVIDIA driver, but torch was built for the CPU only",
                       "Install the CUDA build of torch; its own site has the command for each driver.")
-    elif torch.version.cuda is not None and NVIDIA_DRIVER.exists() and not torch.cuda.is_available():
+    elif torch.version.cuda is not None and driver and not torch.cuda.is_available():
         yield Finding("wrong", "torch", f"built for CUDA {torch.version.cuda}, but it sees no device",
                       "Run nvidia-smi: the driver is too old for this torch, or this user may not use it.")
     if session.env.get("OMP_NUM_THREADS") == "1":
@@ -149,7 +150,11 @@ def _plugins(session: Session) -> Iterator[Finding]:
 
 
 def _devices(session: Session) -> Iterator[Finding]:
-    found, problems = session.registry.find_devices()
+    try:
+        options = session.given.plugins
+    except LuceError:  # said by the check of the options
+        options = {}
+    found, problems = session.registry.find_devices(options)
     for problem in problems:
         yield Finding("wrong", "devices", problem.message, problem.fix)
     for item in found:
@@ -161,27 +166,37 @@ def _devices(session: Session) -> Iterator[Finding]:
 
 def _kernels(session: Session) -> Iterator[Finding]:
     """Every op layer that checks itself, on every device it runs on."""
-    registry, found = session.registry, False
-    for device in registry.find_devices()[0]:
+    registry, options, found = session.registry, session.given, False
+    for device in registry.find_devices(options.plugins)[0]:
         for name in registry.names("ops"):
             layer = registry.op_layer(name)
             if not layer.value.self_check or not layer.value.features <= device.value.features:
                 continue
             found = True
+            prepare(layer, registry, device.value, options.plugin(layer.plugin))
             subject = f"The self-check of op layer {name!r} of {registry.title(layer.plugin)}"
             run = resolve(layer.value.self_check, subject)
             for check in guarded(subject, lambda run=run, on=device.value.id: list(run(on))):
-                yield _kernel_finding(f"{device.value.id} {name}", check)
+                yield _kernel_finding(f"{device.value.id} {name}", check, options.core.ops_off)
     if not found:
         yield Finding("note", "kernels", "no op layer that runs here checks itself")
 
 
-def _kernel_finding(subject: str, check: KernelCheck) -> Finding:
+def _kernel_finding(subject: str, check: KernelCheck, off: Collection[str]) -> Finding:
+    """off: ops that are switched off already, which no answer is made with."""
     text = f"{check.what}: relative error {check.error:.1e}, allowed {check.allowed:.0e}"
     if check.error <= check.allowed:
         return Finding("ok", subject, text)
-    fix = "Answers made with it are wrong here. Choose another layer with --op-layer, and report this one."
+    if check.ops and all(op in off for op in check.ops):
+        return Finding("note", subject, f"{text}; {', '.join(check.ops)} switched off, so nothing uses it")
+    avoid = check.off or " ".join(f"--ops-off {op}" for op in check.ops) or "--op-layer none"
+    fix = f"{check.what}: answers made with it are wrong here. Run without it: {avoid}. And report it."
     return Finding("wrong", subject, text, fix)
+
+
+def _wsl(session: Session) -> Iterator[Finding]:
+    for level, text, fix in wsl.hints(_model_folder(session)):
+        yield Finding(level, "wsl", text, fix)
 
 
 def _memory(session: Session) -> Iterator[Finding]:
@@ -196,10 +211,7 @@ def _memory(session: Session) -> Iterator[Finding]:
 
 
 def _models(session: Session) -> Iterator[Finding]:
-    try:
-        folder = session.store(session.given).root
-    except LuceError:  # said by the check of the options
-        folder = cache_folder(session.env)
+    folder = _model_folder(session)
     place = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(place).free
     if not os.access(place, os.W_OK):
@@ -211,6 +223,13 @@ def _models(session: Session) -> Iterator[Finding]:
     for part in sorted(folder.glob(".pull/*/model.part")):
         name = part.parent.name.rpartition("-")[0]
         yield Finding("note", "models", f"the pull of {name} is unfinished", f"luce-core pull {name}")
+
+
+def _model_folder(session: Session) -> Path:
+    try:
+        return session.store(session.given).root
+    except LuceError:  # said by the check of the options
+        return cache_folder(session.env)
 
 
 def _tools(session: Session) -> Iterator[Finding]:

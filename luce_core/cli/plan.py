@@ -16,6 +16,7 @@ from luce_core.errors import UsageError
 from luce_core.option_fields import parse_size
 
 if TYPE_CHECKING:
+    from luce_core.options import Options
     from luce_core.plan_memory import Room
 
 
@@ -37,7 +38,7 @@ def plan(session: Session, params: dict[str, Any]) -> None:
     from luce_core.plan_render import render_plan
 
     options, memory = session.options(params), _memory(params["memory"])
-    devices = _devices(session, memory) if memory else None
+    devices = _devices(session, options, memory) if memory else None
     if params["fits"]:
         _fits(session, params, (memory,) if memory else None)
         return
@@ -58,8 +59,8 @@ def _memory(text: str | None) -> int:
         raise UsageError(f"--memory is {text!r}: {error}.") from error
 
 
-def _devices(session: Session, memory: int) -> list[DeviceInfo]:
-    found, problems = session.registry.find_devices()
+def _devices(session: Session, options: Options, memory: int) -> list[DeviceInfo]:
+    found, problems = session.registry.find_devices(options.plugins)
     for problem in problems:
         raise UsageError(f"{problem.message} {problem.fix}")
     return [evolve(item.value, memory_bytes=memory) for item in found]

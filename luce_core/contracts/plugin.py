@@ -138,6 +138,8 @@ class OpImpl:
     """mailbox: a host part answers through pinned memory; split: the program is cut here."""
     row_invariant: bool = False
     """A row's bits depend on nothing but the row; `--deterministic` allows only such ops."""
+    needs: frozenset[str] = frozenset()
+    """Ops of the same layer without which it is off too (`--ops-off`): those that make what it reads, say."""
 
 
 @frozen
@@ -158,6 +160,11 @@ class OpLayer:
     """What its ops hold on the device beside weights, state and activations, whatever the model."""
     self_check: str = ""
     """"module:fn" (device id) -> KernelChecks, for `luce-core doctor --kernels`; "" = it has none."""
+    prepare: str = ""
+    """"module:fn" (DeviceInfo, the plugin's options or None) -> None; "" = it has none.
+
+    Called in the process that runs the ops, before any of them. Raises UsageError where they cannot run.
+    """
 
 
 @frozen
@@ -168,6 +175,10 @@ class KernelCheck:
     error: float
     """Relative; NaN is wrong too."""
     allowed: float
+    ops: tuple[str, ...] = ()
+    """Those of the layer that use it: with all of them off (`--ops-off`) nothing does."""
+    off: str = ""
+    """Flags that avoid it at less cost than `--ops-off`; "" = there are none."""
 
 
 @frozen

@@ -95,7 +95,8 @@ def _named(value: Any) -> list[str]:
     if isinstance(value, ArchSpec):
         return [value.describe, value.build]
     if isinstance(value, OpLayer):
-        return [op.fn for op in value.ops]
+        own = [named for named in (value.self_check, value.prepare) if named]
+        return [*(op.fn for op in value.ops), *own]
     if isinstance(value, PartSpec):
         return [named for named in (value.factory, value.layout, value.processor) if named]
     if isinstance(value, CommandSpec):

@@ -109,8 +109,9 @@ def luce_register_ops():
 def run(device):
     assert device == "cpu"
     yield KernelCheck("good", 1e-6, 1e-4)
-    yield KernelCheck("bad", 0.5, 1e-4)
-    yield KernelCheck("none", float("nan"), 1e-4)
+    yield KernelCheck("bad", 0.5, 1e-4, ("add", "mul"))
+    yield KernelCheck("none", float("nan"), 1e-4, ("rms",), "--plain-rms")
+    yield KernelCheck("whole", 2e-4, 1e-4)
 """
 
 
@@ -118,12 +119,35 @@ def test_kernels_that_differ_from_the_reference_are_wrong(luce, toy):
     toy.write("checked", SELF_CHECK)
     shown = luce("doctor", "--json", "--kernels", env={"LUCE_PORT": "0"})
     rows = of(json.loads(shown.out), "cpu checked")
-    assert [row["level"] for row in rows] == ["ok", "wrong", "wrong"]
+    assert [row["level"] for row in rows] == ["ok", "wrong", "wrong", "wrong"]
     assert "bad: relative error 5.0e-01, allowed 1e-04" in rows[1]["text"]
-    assert "--op-layer" in rows[1]["fix"]
+    assert "bad" in rows[1]["fix"]
+    assert "Run without it: --ops-off add --ops-off mul." in rows[1]["fix"]
+    assert "Run without it: --plain-rms." in rows[2]["fix"]
+    assert "Run without it: --op-layer none." in rows[3]["fix"]
     assert shown.status == 1
     assert "elsewhere" not in shown.out
     assert not of(json.loads(luce("doctor", "--json", env={"LUCE_PORT": "0"}).out), "cpu checked")
+
+
+def test_a_wrong_kernel_that_is_switched_off_already_is_a_note(luce, toy):
+    toy.write("checked", SELF_CHECK)
+    env = {"LUCE_PORT": "0", "LUCE_OPS_OFF": "add,mul"}
+    rows = of(json.loads(luce("doctor", "--json", "--kernels", env=env).out), "cpu checked")
+    assert [row["level"] for row in rows] == ["ok", "note", "wrong", "wrong"]
+    assert "switched off" in rows[1]["text"]
+    env["LUCE_OPS_OFF"] = "add"
+    rows = of(json.loads(luce("doctor", "--json", "--kernels", env=env).out), "cpu checked")
+    assert rows[1]["level"] == "wrong"
+
+
+def test_a_layer_that_cannot_be_made_ready_is_a_finding(luce, toy):
+    refuse = "def refuse(device, options):\n    raise UsageError(f'{device.id} is too old')\n"
+    source = SELF_CHECK.replace("self_check=run", 'self_check=run, prepare=f"{__name__}:refuse"')
+    toy.write("checked", source + "from luce_core.errors import UsageError\n" + refuse)
+    rows = json.loads(luce("doctor", "--json", "--kernels", env={"LUCE_PORT": "0"}).out)
+    assert of(rows, "kernels")[0]["text"] == "cpu is too old"
+    assert not of(rows, "cpu checked")
 
 
 def test_without_layers_that_check_themselves_doctor_says_so(luce, toy):

@@ -28,7 +28,7 @@ from luce_core.contracts import (
     SchedulerContext,
     StateLayout,
 )
-from luce_core.errors import ModelFormatError, PluginError
+from luce_core.errors import ModelFormatError, PluginError, UsageError
 from luce_core.gguf import read_header
 from luce_core.options import load_options
 from luce_core.plan import make_plan, state_sizes
@@ -148,6 +148,35 @@ def test_the_broker_knows_the_claims_and_the_limit(world):
 def test_ops_of_the_plans_layers_are_laid_over_the_reference(world):
     plan, registry = world()
     assert "toy.fold" in compose(plan, registry).target.ops
+
+
+def test_an_op_that_is_off_is_what_lies_below(world):
+    names = ("rms", "add", "linear")
+    ops = tuple(
+        OpImpl(op, f"operator:{fn}", needs=frozenset(needs))
+        for op, fn, needs in zip(names, ("pos", "neg", "inv"), ((), ("rms",), ()), strict=True)
+    )
+    layer = make_plugin("mine", luce_register_ops=[OpLayer("odd", ops, Equivalence.BITS)])
+    used = {}
+    for off in ((), ("rms",), ("odd.linear",)):
+        target = compose(*world(layer, op_layer=("toy", "odd"), ops_off=off)).target
+        used[off] = [op for op in names if target.ops.__dict__[op].func.__module__ == "_operator"]
+    assert used == {(): list(names), ("rms",): ["linear"], ("odd.linear",): ["rms", "add"]}
+
+
+def test_a_layer_is_made_ready_before_anything_is_loaded(world, factory):
+    seen = []
+    factory.ready = lambda device, options: seen.append((device.id, options))
+    layer = OpLayer("odd", (), Equivalence.BITS, prepare="made_up_parts:ready")
+    compose(*world(make_plugin("mine", luce_register_ops=[layer]), op_layer=("toy", "odd")))
+    assert seen == [("cpu", None)]
+
+    def refuse(device, options):
+        raise UsageError("not on this one")
+
+    factory.ready = refuse
+    with pytest.raises(UsageError, match="not on this one"):
+        compose(*world(make_plugin("mine", luce_register_ops=[layer]), op_layer=("toy", "odd")))
 
 
 def test_a_pipeline_is_frozen(world):

@@ -56,6 +56,16 @@ def test_hook_luce_register_devices():
     assert ([(item.plugin, item.value) for item in found], problems) == ([("glim", device)], [])
 
 
+def test_hook_luce_register_devices_is_told_the_plugins_options():
+    def luce_register_devices(options):
+        return [DeviceInfo("abacus:0", repr(options), 1, 1.0)]
+
+    registry = registry_with(luce_register_devices=luce_register_devices, options=GlimOptions)
+    asked = {"glim": GlimOptions(width=7), "other": None}
+    names = [registry.find_devices(given)[0][0].value.name for given in (None, {}, asked)]
+    assert names == ["None", "None", repr(GlimOptions(width=7))]
+
+
 def test_hook_luce_register_archs():
     spec = ArchSpec(("glim", "glim2"), "m:describe", "m:build")
     registry = registry_with(luce_register_archs=[spec])

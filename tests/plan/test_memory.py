@@ -294,6 +294,7 @@ def test_weights_take_their_bytes_where_a_layer_packs_them(plan):
     assert reference.number("memory.weight_bytes") == 4000
     assert "dequantize" in reference.origin["memory.weight_bytes"].reason
     spec = reference.models[0].spec
+    assert plan(op_layer=("fast",), ops_off=("pack_linear",)).number("memory.weight_bytes") == 4000
     other = OpLayer("o", (OpImpl("linear", "m:l"),), Equivalence.BITS)
     assert weight_bytes(spec, [other])[0] == 4000
 

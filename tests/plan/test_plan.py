@@ -343,6 +343,26 @@ def test_deterministic_allows_row_invariant_layers_only(plan):
     assert "computes linear differently from batch to batch" in problem.message
 
 
+def test_an_op_that_is_off_does_not_count(plan):
+    made = plan(op_layer=("fast", "batchy"), ops_off=("linear",), deterministic=True)
+    assert made.values["execution.ops_off"] == ("linear",)
+    assert made.models[0].op_layers == ("fast", "batchy")
+
+
+@pytest.mark.parametrize("name", ["linaer", "batchy.pack_linear", "nothing.linear"])
+def test_an_op_that_no_layer_has_cannot_be_switched_off(plan, name):
+    (problem,) = fails(plan, op_layer=("fast", "batchy"), ops_off=(name,))
+    assert f"--ops-off switches op {name!r} off, which no op layer has." in problem.message
+    assert "batchy.linear, fast.pack_linear, linear, pack_linear." in problem.message
+
+
+def test_an_op_that_is_not_in_this_plan_is_a_note(plan):
+    made = plan(op_layer=("fast",), ops_off=("linear", "batchy.linear", "fast.pack_linear"))
+    said = [problem.message for problem in made.problems]
+    assert len(said) == 2
+    assert all("no op layer of this plan (fast) has anyway" in one for one in said)
+
+
 def test_a_missing_op_layer_is_a_problem(plan):
     (problem,) = fails(plan, op_layer=("fats",))
     assert "Did you mean 'fast'?" in problem.message

@@ -50,6 +50,17 @@ def line(shown, *words):
     return found[0]
 
 
+def test_ops_that_are_off_are_said(arch, model):
+    registry = from_modules([arch()])
+    said = "Op layer 'fast' leaves pack_linear to what lies below"
+    for off, words in ((("pack_linear",), said), ((), None)):
+        options = load_options(registry, {"op_layer": ("fast",), "ops_off": off}, {}, [])
+        plan = make_plan(options, model(), registry, [CPU])
+        for verbose in (True, False):
+            shown = text(render_plan(plan, registry, verbose=verbose))
+            assert (words in shown) if words else ("lies below" not in shown)
+
+
 def test_every_part_is_named_with_its_plugin_and_class(planned):
     shown = text(render_plan(*planned))
     assert "glim" in line(shown, "arch", "the model itself")

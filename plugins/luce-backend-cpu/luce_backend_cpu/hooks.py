@@ -29,6 +29,8 @@ C_OPS = (
     "head",
 )  # fmt: skip
 TORCH_OPS = ("pack_linear", "linear", "table_rows")
+PACKER, READERS = "pack_linear", ("linear", "table_rows")
+"""Who packs weights, and who reads them whatever other ops are on."""
 
 
 @hookimpl
@@ -65,7 +67,7 @@ def luce_register_ops() -> list[OpLayer]:
         ),
         OpLayer(
             "cpu-torch",
-            tuple(OpImpl(op, f"luce_backend_cpu.torch_tier:{op}") for op in TORCH_OPS),
+            tuple(OpImpl(op, f"luce_backend_cpu.torch_tier:{op}", needs=_needs(op)) for op in TORCH_OPS),
             Equivalence.ROUNDING,
             frozenset({"cpu"}),
             "4-bit weights through torch's bf16 kernel, the rest as f32; needs no compiler",
@@ -74,12 +76,21 @@ def luce_register_ops() -> list[OpLayer]:
 
 
 def _c_layer(name: str, tier: str, row_invariant: bool, summary: str) -> OpLayer:
-    ops = [OpImpl(op, f"luce_backend_cpu.c_tier:{tier}.{op}", row_invariant=row_invariant) for op in C_OPS]
-    ops += [
-        OpImpl("cpu.region", f"luce_backend_cpu.c_tier:{tier}.region", row_invariant=row_invariant),
-        OpImpl("*", f"luce_backend_cpu.c_tier:{tier}.rewrite", row_invariant=row_invariant),
+    whole = frozenset((*C_OPS, "cpu.region"))  # a region computes every one of them
+    needs = {**{op: _needs(op) for op in C_OPS}, "cpu.region": whole - {"cpu.region"}, "*": whole}
+    named, path = {"*": "rewrite", "cpu.region": "region"}, f"luce_backend_cpu.c_tier:{tier}"
+    ops = [
+        OpImpl(op, f"{path}.{named.get(op, op)}", row_invariant=row_invariant, needs=needed)
+        for op, needed in needs.items()
     ]
     return OpLayer(name, tuple(ops), Equivalence.ROUNDING, frozenset({"cpu"}), summary)
+
+
+def _needs(op: str) -> frozenset[str]:
+    """Of an op of this plugin: packed weights are made for those that read them, and read by no others."""
+    if op == PACKER:
+        return frozenset(READERS)
+    return frozenset() if op == "attention" else frozenset({PACKER})
 
 
 @hookimpl

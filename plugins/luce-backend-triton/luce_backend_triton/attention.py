@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import triton
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from luce_backend_triton import attention_kernels as kernels
-from luce_backend_triton import product, shapes
+from luce_backend_triton import capability, product, shapes
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import AttentionSpec, ForwardBatch, Region, RopeSpec
 from luce_core.contracts.staged import takes_padding
@@ -64,13 +64,17 @@ EMULATED = Room(4, 1 << 20, True)
 """Stands for a device in the interpreter."""
 
 
-@cache
 def room_of(device: torch.device) -> Room:
     """Of a device."""
+    return _room(device, capability.on(device).matrix)
+
+
+@cache
+def _room(device: torch.device, matrix: bool) -> Room:
     if device.type != "cuda":
-        return EMULATED
+        return evolve(EMULATED, matrix=matrix)
     room = shapes.room_of(device.index or 0)
-    return Room(room.multiprocessors, room.block_bytes, torch.cuda.get_device_capability(device)[0] >= 8)
+    return Room(room.multiprocessors, room.block_bytes, matrix)
 
 
 def overlaps(device: torch.device) -> bool:

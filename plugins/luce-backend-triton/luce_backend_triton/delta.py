@@ -19,8 +19,10 @@ from luce_core.contracts import DeltaSpec, ForwardBatch, SlotState
 from luce_core.contracts.staged import takes_padding
 from luce_core.ops import delta as reference
 
-CHUNK = 16 if INTERPRETED else 64
-"""Rows of a prompt that meet one state."""
+CHUNK, SMALL_CHUNK = 64, 16
+"""Rows of a prompt that meet one state; where products are small (the interpreter, no tensor cores)."""
+SMALL_CHUNK_BYTES = 64 << 10
+"""Shared memory `emit` takes there, for heads of 128 (tests/compile_sequences.py shows it)."""
 CONV_ROWS = 16
 COLS = 1024
 WIDEST = 256
@@ -32,6 +34,8 @@ widths go to the reference.
 """
 HELD_LIMIT = 64
 """Rows of one sequence `held_tree` takes."""
+SMALL_HELD = 16
+"""The same for `held_tree` without tensor cores; more go row after row."""
 HELD_COLS = 32
 """Columns of a state one program of it reads."""
 STATE_COLS = 32
@@ -59,7 +63,10 @@ def _takes(b: ForwardBatch | None, conv: SlotState, state: SlotState, spec: Delt
     if b is not None and b.phase == "held":
         (log_x,) = conv.log.values()
         return spec.kind == "kda" or min(b.token.shape[0], log_x.shape[1]) <= HELD_LIMIT
-    return spec.kind == "gated" and (INTERPRETED or widths == (PROVEN, PROVEN))
+    if INTERPRETED or spec.kind != "gated":
+        return spec.kind == "gated"
+    room = room_of(state.state.device)
+    return widths == (PROVEN, PROVEN) and (room.matrix or room.shared_bytes >= SMALL_CHUNK_BYTES)
 
 
 def _takes_padded(
@@ -90,6 +97,11 @@ def delta(
     if qkv.shape[0]:
         (_held if b.phase == "held" else _prompt)(b, given, out, conv, state, spec)
     return out
+
+
+def chunk_rows(device: torch.device) -> int:
+    """Of a prompt, that meet one state."""
+    return SMALL_CHUNK if INTERPRETED or not room_of(device).matrix else CHUNK
 
 
 def _dims(spec: DeltaSpec) -> dict[str, int]:
@@ -125,7 +137,9 @@ def _held(
             b.query_start, b.slot, *strides, most, spec.eps, spec.norm.eps, q_scale, **cut,
             ALONE=rows == 1, num_warps=WARPS["one"], OVERLAP=overlap, launch_pdl=overlap,
         )  # fmt: skip
-    if kda or rows == seqs > 1:  # most likely one row each, and this one is quickest at finding nothing to do
+    wide_tree = min(rows, most) > SMALL_HELD and not room_of(qkv.device).matrix
+    # One row each, most likely, and this one is quickest at finding nothing to do.
+    if kda or rows == seqs > 1 or wide_tree:
         kernels.held_in_turn[(spec.value_heads, seqs)](
             qkv, z, beta, decay, out, conv.state, spec.conv, state.state, *logs, *named, b.parent, b.sees,
             b.query_start, b.slot, *strides, b.sees.shape[1], most, spec.lower, spec.eps, spec.norm.eps,
@@ -189,11 +203,12 @@ def _prompt(
     chunks.move_window[(seqs, -(-channels // COLS))](
         qkv, conv.state, b.query_start, b.slot, qkv.stride(0), channels, ROWS=kernel - 1, COLS=COLS
     )
-    many = -(-rows // CHUNK) if seqs == 1 else rows // CHUNK + seqs
+    chunk = chunk_rows(device)
+    many = -(-rows // chunk) if seqs == 1 else rows // chunk + seqs
     w = torch.empty(rows, heads, spec.key_dim, dtype=half, device=device)
     u = torch.empty(rows, heads, spec.value_dim, dtype=half, device=device)
     sums = torch.empty(rows, heads, device=device)
-    cut = {**dims, "DKP": wide[0], "CHUNK": CHUNK, "SB": triton.next_power_of_2(seqs)}
+    cut = {**dims, "DKP": wide[0], "CHUNK": chunk, "SB": triton.next_power_of_2(seqs)}
     chunks.solve[(many, heads)](
         k, v, beta, decay, w, u, sums, spec.a, spec.dt_bias, b.query_start, seqs, beta.stride(0),
         decay.stride(0), **cut, DVP=wide[1], PRECISE=_precise(device)[1], num_warps=WARPS["solve"],

@@ -16,8 +16,8 @@ MULTIPROCESSORS, CLOCK_KHZ, BUS_BITS, MAJOR, MINOR = 16, 36, 37, 75, 76
 """CUdevice_attribute."""
 SUSTAINED = 0.89
 """Of the data sheet's bandwidth, what a read sustains: 4381 of 4917 GB/s on an H200."""
-OLDEST = (7, 5)
-"""Compute capability the kernels are written for, at least."""
+PLANNED_BYTES = 24 << 30
+"""Memory of a card that is only planned for."""
 MEASURED = {"bandwidth": "bandwidth.json", "products": "products.json"}
 """What is measured -> its file: card key -> bytes, or operations, per second."""
 
@@ -82,15 +82,6 @@ def bandwidth(card: Card, measured: Mapping[str, float]) -> tuple[float, str]:
         share = f"{SUSTAINED:.0%} of memory clock × bus width"
         return SUSTAINED * card.sheet_bytes_s, f"{share}; measured when a model is first loaded on it"
     return 0.0, "unknown until a model is first loaded on it: the driver names no memory clock"
-
-
-def features(card: Card) -> frozenset[str]:
-    """Feature tags of the device."""
-    major, minor = card.capability
-    tags = {"cuda", "gpu", f"sm_{major}{minor}"}
-    if card.capability >= OLDEST:
-        tags.add("triton")
-    return frozenset(tags)
 
 
 def measured_path(what: str = "bandwidth") -> Path:

@@ -61,12 +61,7 @@ class _In(ctypes.Structure):
 @cache
 def _loaded(device: int, defines: tuple[tuple[str, int], ...]) -> nvrtc.Kernel:
     """Compiled and loaded once."""
-    major, minor = torch.cuda.get_device_capability(device)
-    image = nvrtc.cubin("dense", f"sm_{major}{minor}", dict(defines))
-    most = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    with torch.cuda.device(device):
-        torch.cuda.current_stream().query()  # the context exists
-        return nvrtc.Kernel(image, "dense_linear", most, overlaps=major >= 9 and few_rows.OVERLAP)
+    return few_rows.load(device, "dense", "dense_linear", dict(defines))
 
 
 @frozen(eq=False)

@@ -5,6 +5,7 @@ their input.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from functools import cache
 from typing import Literal
 
@@ -12,11 +13,13 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from luce_backend_triton import nvrtc
+from luce_backend_triton import capability, nvrtc
 from luce_backend_triton.formats import FORMATS, RECORD_COLS, SCALE_KINDS, RecordFormat
 
 GEMV_ROWS = 2
 """Most rows of x for the integer kernel; more are quicker on tensor cores (LOG.md 2026-11-29)."""
+GEMV_PASS = 4
+"""Most rows of x in one pass of it, where there are no tensor cores for more."""
 MMA_ROWS = 32
 """Most rows of x in one pass over the weights; more make more passes."""
 X_BYTES = 576
@@ -94,12 +97,19 @@ POINTER, INT = ctypes.c_void_p, ctypes.c_int
 @cache
 def kernel(device: int, name: str, variant: Shape) -> nvrtc.Kernel:
     """The kernel for one format and shape on one device, compiled and loaded once."""
-    major, minor = torch.cuda.get_device_capability(device)
-    image = nvrtc.cubin(variant.kind, f"sm_{major}{minor}", defines(FORMATS[name], variant))
+    return load(device, variant.kind, FUNCTIONS[variant.kind], defines(FORMATS[name], variant))
+
+
+def load(
+    device: int, source: str, function: str, defined: Mapping[str, int], after: str = ""
+) -> nvrtc.Kernel:
+    """`function` of `csrc/SOURCE.cu`, compiled for a device and loaded there."""
+    ability = capability.on(torch.device("cuda", device))
+    image = nvrtc.cubin(source, ability.arch, defined, after=after)
     most = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     with torch.cuda.device(device):
         torch.cuda.current_stream().query()  # the context exists
-        return nvrtc.Kernel(image, FUNCTIONS[variant.kind], most, overlaps=major >= 9 and OVERLAP)
+        return nvrtc.Kernel(image, function, most, overlaps=ability.overlap and OVERLAP)
 
 
 # --- x

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from luce_backend_triton import devices, memory, nvrtc
+from attrs import evolve
+
+from luce_backend_triton import capability, devices, memory, nvrtc
+from luce_backend_triton.capability import FLAG, OLDEST, words
+from luce_backend_triton.devices import Card
 from luce_backend_triton.options import TritonOptions
 from luce_core.contracts import (
     API,
@@ -31,6 +35,8 @@ SEQUENCE_OPS = {
 }  # fmt: skip
 """Op -> the module of its function: the same for every layer."""
 LAYERS = {"triton": "CUDA", "triton-portable": "PORTABLE"}
+TOO_OLD_RANK = -100
+"""Of a card whose kernels there are none for: behind every other device."""
 LARGE_BYTES, LARGE_CHUNK = 38 << 30, 2048
 """From so much memory on, rows of a step."""
 
@@ -41,26 +47,42 @@ def luce_plugin_info() -> PluginInfo:
 
 
 @hookimpl
-def luce_register_devices() -> list[DeviceInfo]:
+def luce_register_devices(options: TritonOptions | None) -> list[DeviceInfo]:
     measured, products = devices.read_measured(), devices.read_measured("products")
     found = []
-    for card in devices.cards():
+    for card in _cards(options.capability if options else ""):
         bytes_s, provenance = devices.bandwidth(card, measured)
-        major, minor = card.capability
+        usable = card.capability >= OLDEST
+        tags = {"cuda", "gpu", "sm_{}{}".format(*card.capability), *(["triton"] if usable else [])}
         found.append(
             DeviceInfo(
                 id=f"cuda:{card.index}",
-                name=f"{card.name}, compute capability {major}.{minor}",
+                name=f"{card.name}, compute capability {words(card.capability)}",
                 memory_bytes=card.memory_bytes,
                 bandwidth_bytes_s=bytes_s,
-                features=devices.features(card),
-                rank=100,
+                features=frozenset(tags),
+                rank=100 if usable else TOO_OLD_RANK,
                 provenance=provenance,
                 flops_s=products.get(card.key, 0.0),
                 flops_provenance="measured here: torch multiplying halves" if card.key in products else "",
             )
         )
     return found
+
+
+def _cards(asked: str) -> tuple[Card, ...]:
+    """Those there are, as what they are taken for; without any, one that is only planned for."""
+    instead, found = capability.parse(asked) if asked else capability.forced(), devices.cards()
+    if instead is None:
+        return found
+    taken = f"taken for an older one by {FLAG}"
+    changed = [
+        card if card.capability == instead else evolve(card, name=f"{card.name}, {taken}", capability=instead)
+        for card in found
+    ]
+    return tuple(changed) or (
+        Card(0, f"no card, one to plan for ({FLAG})", devices.PLANNED_BYTES, 0, instead, 0.0),
+    )
 
 
 @hookimpl
@@ -73,7 +95,7 @@ def luce_register_ops() -> list[OpLayer]:
         OpLayer(
             name,
             (
-                *(OpImpl(op, f"luce_backend_triton.ops:{ops}.{op}") for op in OPS),
+                *(OpImpl(op, f"luce_backend_triton.ops:{ops}.{op}", needs=_needs(op)) for op in OPS),
                 *(OpImpl(op, f"luce_backend_triton.{where}:{op}") for op, where in SEQUENCE_OPS.items()),
                 OpImpl("experts", f"luce_backend_triton.moe:{ops}.experts"),
             ),
@@ -83,9 +105,15 @@ def luce_register_ops() -> list[OpLayer]:
             weight_share=memory.WEIGHT_SHARE,
             scratch_bytes=memory.SCRATCH_BYTES,
             self_check=f"luce_backend_triton.selfcheck:check_{ops.lower()}",
+            prepare="luce_backend_triton.capability:prepare",
         )
         for name, ops in LAYERS.items()
     ]
+
+
+def _needs(op: str) -> frozenset[str]:
+    """Packed weights are made for the ops that read them, and read by no others."""
+    return frozenset({"linear", "table_rows"} if op == "pack_linear" else {"pack_linear"})
 
 
 @hookimpl
@@ -104,27 +132,39 @@ def luce_register_parts() -> list[PartSpec]:
 
 @hookimpl
 def luce_extend_plan(plan: BackendPlan) -> Sequence[PlanPatch]:
-    if not _is_ours(plan):
+    if not _is_ours(plan) or _too_old(plan):
         return []
     if plan.values["deterministic"]:
         why = "a row's bits depend on how many others there are, so --deterministic takes the f32 reference"
         return [PlanPatch(OP_LAYERS, (), why)]
-    asked = plan.values["triton.kernels"]
+    asked, ability = plan.values["triton.kernels"], capability.of_features(_device(plan).features)
     graphs = PlanPatch(EXECUTOR, (GRAPHS,), "the host's calls would take longer than the card's work")
     patches = [graphs, *_chunk(plan)]
     if asked == "triton":
         return [PlanPatch(OP_LAYERS, ("triton-portable",), "--triton-kernels triton"), *patches]
-    version = nvrtc.compiler_version()
+    version = nvrtc.compiler_version(ability.arch)
     if asked == "auto" and not version:
-        why = "no NVRTC; few rows are slower in Triton"
+        why = f"no NVRTC for {ability.arch}; few rows are slower in Triton"
         return [PlanPatch(OP_LAYERS, ("triton-portable",), why), *patches]
-    return [PlanPatch(OP_LAYERS, ("triton",), f"CUDA C++ by NVRTC {version}"), *patches]
+    why = "; ".join((f"CUDA C++ by NVRTC {version}", *_lacks(ability)))
+    return [PlanPatch(OP_LAYERS, ("triton",), why), *patches]
+
+
+def _lacks(ability: capability.Ability) -> list[str]:
+    """What an older card does otherwise, in words."""
+    found = []
+    if not ability.mma:
+        found.append("no tensor cores here that fit, so up to 32 rows are integer products too")
+    if not ability.matrix:
+        found.append("attention and DeltaNet without tensor cores, BF16 weights as f16 or f32")
+    if found:
+        found[0] = f"compute capability {words(ability.capability)}: {found[0]}"
+    return found
 
 
 def _chunk(plan: BackendPlan) -> Sequence[PlanPatch]:
     """Longer chunks of a prompt where their activations are a small part of the memory."""
-    device = next(item for item in plan.devices if item.id == plan.models[0].layer_device[0])
-    if device.memory_bytes < LARGE_BYTES:
+    if _device(plan).memory_bytes < LARGE_BYTES:
         return []
     why = f"short chunks leave a card of {LARGE_BYTES >> 30} GiB and more waiting for the host"
     return [PlanPatch("engine.row_budget", LARGE_CHUNK, why)]
@@ -134,15 +174,41 @@ def _chunk(plan: BackendPlan) -> Sequence[PlanPatch]:
 def luce_check_plan(plan: BackendPlan) -> Sequence[Problem]:
     if not _is_ours(plan):
         return []
-    problems = []
-    if "triton" in plan.values[OP_LAYERS] and not nvrtc.compiler_version():
+    device = _device(plan)
+    if _too_old(plan):
+        why = f"its kernels need {words(OLDEST)} (products of bytes) or newer"
+        return [Problem(f"Device {device.id!r} is {device.name}; {why}.", "Choose another: --device cpu.")]
+    ability, problems = capability.of_features(device.features), []
+    if "triton" in plan.values[OP_LAYERS] and not nvrtc.compiler_version(ability.arch):
         problems.append(
             Problem(
-                "Op layer 'triton' compiles CUDA C++, but there is no NVRTC beside torch or in a toolkit.",
-                "Install nvidia-cuda-nvrtc, set CUDA_HOME, or choose --triton-kernels triton.",
+                "Op layer 'triton' compiles CUDA C++, but there is no NVRTC beside torch or in a toolkit "
+                f"that knows {ability.arch}.",
+                f"Install {nvrtc.package(ability.arch)}, set CUDA_HOME, or choose --triton-kernels triton.",
             )
         )
-    return problems
+    return [*problems, *_ranges(plan, ability)]
+
+
+def _ranges(plan: BackendPlan, ability: capability.Ability) -> list[Problem]:
+    """A cache in bf16 where the hardware has none: whoever wants its range gets it, and is told the price."""
+    wide = [name for name in ("cache.k_type", "cache.v_type") if plan.values[name] == "bf16"]
+    if ability.bf16 or not wide:
+        return []
+    asked = " and ".join(dict.fromkeys(plan.origin[name].by for name in wide))
+    message = (
+        f"{asked} wants the cache in bf16, for its range; compute capability {words(ability.capability)} has "
+        "no arithmetic of that type, so attention converts every number it reads."
+    )
+    return [Problem(message, "Numbers up to 65504 fit f16, which is faster here.", fatal=False)]
+
+
+def _device(plan: BackendPlan) -> DeviceInfo:
+    return next(item for item in plan.devices if item.id == plan.models[0].layer_device[0])
+
+
+def _too_old(plan: BackendPlan) -> bool:
+    return "triton" not in _device(plan).features
 
 
 def _is_ours(plan: BackendPlan) -> bool:

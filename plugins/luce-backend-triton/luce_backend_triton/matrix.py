@@ -11,6 +11,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
+from luce_backend_triton import capability
 from luce_backend_triton.formats import (
     FORMATS,
     SCALE_KINDS,
@@ -25,6 +26,9 @@ from luce_core.contracts import Linear, RawLinear
 
 log = logging.getLogger(__name__)
 
+KINDS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+MOST_LOST = 2**-12
+"""Of a matrix, relative: half of what rounding to f16 costs one that fills its range."""
 SLICE_BYTES = 32 << 20
 """Of the file that are on their way to the device at a time."""
 
@@ -99,8 +103,10 @@ def pack_matrix(raw: RawLinear, floats: Any) -> Matrix | Dense:
     """The file's bytes as records on `raw.device`. floats(format, bytes) -> f32, for what has no record."""
     device = torch.device(raw.device)
     rows, cols = raw.shape
-    if raw.format in ("F32", "F16", "BF16"):
-        return Dense(_plain(raw, device))
+    if raw.format == "BF16" and not capability.on(device).bf16:
+        return Dense(_without_bf16(raw, device))
+    if raw.format in KINDS:
+        return Dense(_plain(raw, device, KINDS[raw.format]))
     if raw.format in FORMATS:
         records = _records(raw, device)
         if records is not None:
@@ -137,12 +143,30 @@ def _records(raw: RawLinear, device: torch.device) -> Tensor | None:
     return records
 
 
-def _plain(raw: RawLinear, device: torch.device) -> Tensor:
-    kind = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[raw.format]
+def _plain(raw: RawLinear, device: torch.device, kind: torch.dtype) -> Tensor:
+    """The floats of the file as `kind`."""
     weight = torch.empty(raw.shape, dtype=kind, device=device)
     for first, part in _slices(raw, device):
-        weight[first : first + len(part)] = part.view(kind)
+        weight[first : first + len(part)] = part.view(KINDS[raw.format])
     return weight
+
+
+def _without_bf16(raw: RawLinear, device: torch.device) -> Tensor:
+    """BF16 for a card that does not multiply it: as f16 where that loses next to nothing, else as f32."""
+    halves = _plain(raw, device, torch.float16)
+    lost = total = 0.0
+    for first, part in _slices(raw, device):
+        exact = part.view(torch.bfloat16).float()
+        lost += float((halves[first : first + len(part)].float() - exact).square().sum())
+        total += float(exact.square().sum())
+    if lost <= MOST_LOST**2 * total:
+        return halves
+    log.warning(
+        "Tensor %r is stored as BF16, with numbers f16 has no place for, and this card does not multiply "
+        "BF16; kept as float32, %.1f MiB for %.1f.",
+        raw.name, raw.data.nbytes * 2 / 2**20, raw.data.nbytes / 2**20,
+    )  # fmt: skip
+    return _plain(raw, device, torch.float32)
 
 
 def pack_members(members: tuple[Linear, ...]) -> Group | None:

@@ -1,8 +1,8 @@
 """Op `experts` on packed stacks: grouped products, nothing of which waits for the host.
 
 Few rows: CUDA C++, every pair of row and expert reads that expert's records. More: pairs sorted by expert on
-the device, times weights as f16, many experts at a time. The sum over experts, with the shared expert and the
-residual, is one launch.
+the device, times weights as f16, many experts at a time; where Triton has no tensor cores, times the records
+in small tiles. The sum over experts, with the shared expert and the residual, is one launch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from luce_backend_triton import few_rows, moe_kernels, nvrtc, product, shapes
+from luce_backend_triton import capability, few_rows, moe_kernels, nvrtc, product, shapes
 from luce_backend_triton.few_rows import POINTER, Shape
 from luce_backend_triton.formats import FORMATS, TILE_ROWS, tiles_of
 from luce_backend_triton.kernels import INTERPRETED
@@ -136,12 +136,7 @@ class _Stack(ctypes.Structure):
 
 @cache
 def _kernel(device: int, name: str, shape: Shape) -> nvrtc.Kernel:
-    major, minor = torch.cuda.get_device_capability(device)
-    image = nvrtc.cubin("moe", f"sm_{major}{minor}", few_rows.defines(FORMATS[name], shape), after="gemv")
-    most = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    with torch.cuda.device(device):
-        torch.cuda.current_stream().query()  # the context exists
-        return nvrtc.Kernel(image, "moe_gemv", most, overlaps=major >= 9 and few_rows.OVERLAP)
+    return few_rows.load(device, "moe", "moe_gemv", few_rows.defines(FORMATS[name], shape), after="gemv")
 
 
 @cache
@@ -228,7 +223,8 @@ class _Sorted:
         for w in weights:
             room = torch.zeros if INTERPRETED else torch.empty  # pairs without an expert are never read
             y = room(self.pairs, w.packed.rows // self.count, device=x.device)
-            (self._packed if self.pairs <= FEW_PAIRS else self._dense)(x, factors, w.packed, y, per)
+            large = self.pairs > FEW_PAIRS and capability.on(x.device).matrix  # its tiles want tensor cores
+            (self._dense if large else self._packed)(x, factors, w.packed, y, per)
             found.append(y)
         return found
 

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +29,47 @@ def cache_folder() -> Path:
 
 
 def nvrtc_paths() -> list[str]:
-    """Where libnvrtc may be: torch's wheels, a CUDA toolkit, the loader's path; the first that opens wins."""
+    """Where libnvrtc may be: torch's wheels, the newest first, a CUDA toolkit, the loader's path."""
     found: list[str] = []
     for entry in sys.path:
-        found += sorted(map(str, Path(entry or ".").glob("nvidia/*/lib/libnvrtc.so.*[0-9]")), reverse=True)
+        wheels = map(str, Path(entry or ".").glob("nvidia/*/lib/libnvrtc.so.*[0-9]"))
+        found += sorted(wheels, key=lambda path: int(path.rpartition(".")[2]), reverse=True)
     for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
         if home:
             found += sorted(map(str, Path(home).glob("lib64/libnvrtc.so.*[0-9]")), reverse=True)
     if name := ctypes.util.find_library("nvrtc"):
         found.append(name)
-    return [path for path in found if "builtins" not in path]
+    return [path for path in found if "builtins" not in path and ".alt." not in path]
 
 
-@lru_cache(maxsize=1)
-def nvrtc() -> ctypes.CDLL | None:
-    """The compiler, or None where there is none."""
+@cache
+def _opened(path: str) -> tuple[ctypes.CDLL, frozenset[str]] | None:
+    """The library and the numbers of the architectures it compiles for; None where it does not open."""
+    try:
+        lib = ctypes.CDLL(path)
+    except OSError:
+        return None
+    count = ctypes.c_int()
+    lib.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    archs = (ctypes.c_int * count.value)()
+    lib.nvrtcGetSupportedArchs(archs)
+    return lib, frozenset(map(str, archs))
+
+
+@cache
+def nvrtc(arch: str = "") -> ctypes.CDLL | None:
+    """The first compiler that knows `arch` ("sm_90", "compute_75"; "" = any), or None where there is none."""
+    number = arch.partition("_")[2]
     for path in nvrtc_paths():
-        try:
-            return ctypes.CDLL(path)
-        except OSError:
-            continue
+        opened = _opened(path)
+        if opened is not None and (not number or number in opened[1]):
+            return opened[0]
     return None
 
 
-def compiler_version() -> str:
-    """For the cache's key and the banner; "" without a compiler."""
-    lib = nvrtc()
+def compiler_version(arch: str = "") -> str:
+    """Of the compiler for `arch`, for the cache's key and the banner; "" without one."""
+    lib = nvrtc(arch)
     if lib is None:
         return ""
     major, minor = ctypes.c_int(), ctypes.c_int()
@@ -62,13 +77,18 @@ def compiler_version() -> str:
     return f"{major.value}.{minor.value}"
 
 
+def package(arch: str) -> str:
+    """The wheel with a compiler for `arch`: CUDA 13 begins with 7.5."""
+    return "nvidia-cuda-nvrtc-cu12" if int(arch.partition("_")[2]) < 75 else "nvidia-cuda-nvrtc"
+
+
 def compile_cuda(source: str, name: str, arch: str, defines: Mapping[str, int]) -> bytes:
-    """-> a cubin for `arch` ("sm_90"). Raises EngineError with the compiler's log."""
-    lib = nvrtc()
+    """-> a cubin for `arch` "sm_90", PTX for "compute_90". Raises EngineError with the compiler's log."""
+    lib = nvrtc(arch)
     if lib is None:
         raise EngineError(
-            "No CUDA compiler: libnvrtc was not found beside torch or in a CUDA toolkit. Install the wheel "
-            "nvidia-cuda-nvrtc, or set CUDA_HOME to a toolkit."
+            f"No CUDA compiler for {arch}: no libnvrtc that knows it was found beside torch or in a CUDA "
+            f"toolkit. Install the wheel {package(arch)}, or set CUDA_HOME to a toolkit."
         )
     program = ctypes.c_void_p()
     args = (source.encode(), f"{name}.cu".encode(), 0, None, None)
@@ -80,7 +100,7 @@ def compile_cuda(source: str, name: str, arch: str, defines: Mapping[str, int]) 
         if lib.nvrtcCompileProgram(program, len(options), array):
             log = _text(lib, "ProgramLog", program).decode(errors="replace").strip("\0\n")
             raise EngineError(f"Kernel {name!r} does not compile for {arch} with {dict(defines)}:\n{log}")
-        return _text(lib, "CUBIN", program)
+        return _text(lib, "CUBIN" if arch.startswith("sm_") else "PTX", program)
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -100,7 +120,7 @@ def cubin(name: str, arch: str, defines: Mapping[str, int], after: str = "") -> 
     between = (part if "." in part else f"{part}.cu" for part in after.split())
     parts = ("common.cuh", *between, f"{name}.cu")
     source = "".join((SOURCES / part).read_text() for part in parts)
-    key = "\n".join((source, arch, compiler_version(), repr(sorted(defines.items()))))
+    key = "\n".join((source, arch, compiler_version(arch), repr(sorted(defines.items()))))
     path = cache_folder() / f"{name}-{arch}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.cubin"
     if path.is_file():
         return path.read_bytes()

@@ -1,10 +1,12 @@
-"""What the user may say about this backend: `--triton-kernels`, `--triton-prompt-graphs`."""
+"""What the user may say about this backend: `--triton-kernels`, `--triton-capability` and so on."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from luce_backend_triton.capability import parse
 
 Kernels = Literal["auto", "cuda", "triton"]
 
@@ -24,3 +26,15 @@ class TritonOptions(BaseModel):
         description="Chunks of a single prompt as CUDA graphs too, filled up to one of a few sizes. Off "
         "until it was measured on a card.",
     )
+    capability: str = Field(
+        "",
+        description="Take every card for one of this compute capability, such as 7.5: to plan for a card "
+        "that is not there, or to try the kernels of older ones.",
+    )
+
+    @field_validator("capability")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        if value:
+            parse(value)
+        return value

@@ -9,7 +9,7 @@ import triton
 from attrs import define, field
 from torch import Tensor
 
-from luce_backend_triton import few_floats, few_rows, kernels, shapes
+from luce_backend_triton import capability, few_floats, few_rows, kernels, shapes
 from luce_backend_triton.few_floats import Behind, Given
 from luce_backend_triton.few_rows import X_BYTES, Kind
 from luce_backend_triton.formats import RECORD_COLS, blocks_of
@@ -21,14 +21,15 @@ CHUNK, WIDEST = 1024, 8192
 """Columns a program of a row kernel reads at a time; of one that has to wait for them: all, up to WIDEST."""
 PORTABLE_LIMIT = 64
 """Most rows the Triton product takes; more go through dense weights."""
+PORTABLE_TILE, PORTABLE_SMALL = 64, 16
+"""Rows of x it takes at a time, and where Triton has no tensor cores."""
 ACTS = ("silu", "gelu", "gelu_tanh", "relu")
 NOTHING = Behind()
 
 
-@cache
 def overlaps(device: torch.device) -> bool:
     """Whether a launch may begin beside the one before it."""
-    return few_rows.OVERLAP and torch.cuda.get_device_capability(device)[0] >= 9
+    return few_rows.OVERLAP and capability.on(device).overlap
 
 
 @define(eq=False)
@@ -106,10 +107,9 @@ def product(matrix: Matrix, rows: Rows, cuda: bool, behind: Behind = NOTHING) ->
     m = rows.x.shape[0]
     device = matrix.records.device
     scale, bias, residual = behind.scale, behind.bias, behind.residual
-    if cuda and device.type == "cuda" and m <= shapes.MMA_LIMIT:
-        found = shapes.choose(
-            matrix.fmt, m, matrix.records.shape[0], matrix.blocks, shapes.room_of(device.index or 0)
-        )
+    room = shapes.room_of(device.index or 0) if cuda and device.type == "cuda" else None
+    if room is not None and m <= room.most_rows:
+        found = shapes.choose(matrix.fmt, m, matrix.records.shape[0], matrix.blocks, room)
         if found is not None:
             shape, grid = found
             y = torch.empty(m, matrix.rows, device=device)
@@ -143,7 +143,8 @@ def _portable(
     m = x.shape[0]
     y = torch.empty(m, matrix.rows, device=x.device)
     tile = min(512, triton.next_power_of_2(matrix.rows)) if kernels.INTERPRETED else 32
-    tile, block = max(16, tile), max(16, min(64, triton.next_power_of_2(m)))
+    most = PORTABLE_TILE if capability.on(x.device).matrix else PORTABLE_SMALL
+    tile, block = max(16, tile), max(16, min(most, triton.next_power_of_2(m)))
     kernels.linear[(-(-matrix.rows // tile), -(-m // block))](
         x, factors, *matrix.views(), y,
         y if scale is None else scale, y if bias is None else bias, y if residual is None else residual,

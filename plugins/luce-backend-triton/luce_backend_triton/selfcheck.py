@@ -84,7 +84,12 @@ def products(
             plain = namespace.linear_out(x, out, residual) - residual
             errors.append(_error(plain, x.double() @ exact.T + out.bias))
             allowed = 2**-7 if name == "BF16" else ROUNDED
-            yield KernelCheck(f"{name}, {count} rows of x", max(errors), allowed)
+            yield KernelCheck(f"{name}, {count} rows of x", max(errors), allowed, *_avoided(layer))
+
+
+def _avoided(layer: ops.Layer) -> tuple[tuple[str, ...], str]:
+    """Ops with products of packed weights, and the flag that has Triton compute them."""
+    return ("linear",), "--triton-kernels triton" if layer.cuda else ""
 
 
 def _matrix(
@@ -133,14 +138,18 @@ def sequences(device: str) -> Iterator[KernelCheck]:
     ]
     path = torch.tensor([[0, 1, 3], [0, 1, 0]], dtype=torch.int32, device=device)
     commit = Commit(path, torch.tensor([3, 2], dtype=torch.int32, device=device))
-    for name, run in (("attention", _attention), ("Gated DeltaNet", _delta)):
+    kinds = (
+        ("attention", _attention, "attention", ("commit_pages",)),
+        ("Gated DeltaNet", _delta, "delta", ("commit_slot", "commit_slots")),
+    )
+    for name, run, op, commits in kinds:
         one, other = (run(namespace, device) for namespace in (mine, theirs))
         for phase, rows in (("prefill", prompt), ("held", held)):
             batch = make_batch(phase, rows, device=device)
             errors = [_error(a, b) for a, b in zip(one(batch, None), other(batch, None), strict=True)]
-            yield KernelCheck(f"{name}, {phase}", max(errors), ROUNDED)
+            yield KernelCheck(f"{name}, {phase}", max(errors), ROUNDED, (op,))
         pairs = zip(one(batch, commit), other(batch, commit), strict=True)
-        yield KernelCheck(f"{name}, commit", max(_error(a, b) for a, b in pairs), ROUNDED)
+        yield KernelCheck(f"{name}, commit", max(_error(a, b) for a, b in pairs), ROUNDED, commits)
 
 
 def _tables(blocks: tuple[int, ...]) -> dict[str, SeqTable]:
@@ -226,7 +235,7 @@ def routes(device: str) -> Iterator[KernelCheck]:
         want = torch.zeros(rows, count, dtype=torch.float64, device=device).scatter_(1, at, best)
         want /= want.sum(1, keepdim=True)
         got = torch.zeros_like(want).scatter_(1, ids.long(), weight.double())
-        yield KernelCheck(f"route, {rows} rows of x", _error(got, want), EXACT)
+        yield KernelCheck(f"route, {rows} rows of x", _error(got, want), EXACT, ("route",))
 
 
 def experts(
@@ -261,7 +270,7 @@ def experts(
             for one in range(count):
                 chosen = (weight * (ids == one)).sum(1, keepdim=True).double()
                 want += chosen * _mlp(normed, gate[one], up[one], down[one])
-            yield KernelCheck(f"{name}, experts of {n} rows of x", _error(got, want), ROUNDED)
+            yield KernelCheck(f"{name}, experts of {n} rows of x", _error(got, want), ROUNDED, ("experts",))
 
 
 def _mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:

@@ -7,11 +7,16 @@ from functools import cache
 import torch
 from attrs import frozen
 
-from luce_backend_triton.few_rows import GEMV_ROWS, MMA_ROWS, Shape
+from luce_backend_triton import capability
+from luce_backend_triton.few_rows import GEMV_PASS, GEMV_ROWS, MMA_ROWS, Shape
 from luce_backend_triton.formats import RecordFormat
 
 MMA_LIMIT = 128
 """More rows: dense f16 weights and one large product. Up to it, passes of 32 rows over packed weights."""
+GEMV_LIMIT = 32
+"""The same without tensor cores for them, in passes of integer products: f16 weights are written and read, as
+many bytes as eight passes read of Q4_K. Not measured.
+"""
 BLOCK_RESERVE = 1 << 10
 """Shared memory the driver keeps for each thread block."""
 
@@ -22,6 +27,8 @@ GEMV_SMALL = ((12, 4, 1), (12, 3, 1), (8, 2, 1), (4, 2, 1), (2, 2, 1))
 """(warps, stages, thread blocks per multiprocessor), best first where they fit: measured on an H200, LOG.md
 2026-11-29.
 """
+NARROWEST = (1, 2, 1)
+"""For wide matrices on compute capability 6.1, whose thread blocks have 48 KiB."""
 MMA = {
     8: ((2, 4, 2, 4), (2, 4, 2, 2), (1, 4, 2, 1), (1, 2, 2, 1)),
     16: ((2, 4, 2, 3), (2, 4, 2, 2), (1, 4, 2, 1), (1, 2, 2, 1)),
@@ -40,6 +47,13 @@ class Room:
     """Shared memory one thread block may have."""
     total_bytes: int
     """Of one multiprocessor."""
+    mma: bool = True
+    """Whether csrc/mma.cu runs there."""
+
+    @property
+    def most_rows(self) -> int:
+        """Of x, for packed weights; more meet dense ones."""
+        return MMA_LIMIT if self.mma else GEMV_LIMIT
 
     def fits(self, shared_bytes: int, per: int) -> bool:
         """Whether `per` thread blocks find room."""
@@ -55,6 +69,7 @@ def room_of(device: int) -> Room:
         about.multi_processor_count,
         about.shared_memory_per_block_optin,
         about.shared_memory_per_multiprocessor,
+        capability.on(torch.device("cuda", device)).mma,
     )
 
 
@@ -66,9 +81,21 @@ def choose(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tu
             shape, grid = Shape("gemv", m, 1, warps, stages), per * room.multiprocessors
             if room.fits(shape.shared_bytes(fmt, tiles, blocks, grid), per):
                 return shape, grid
+    if not room.mma:
+        return _in_passes(fmt, m, tiles, blocks, room)
     rows = min(-(-m // 8) * 8, MMA_ROWS)
     for each, warps, stages, per in MMA[rows]:
         shape = Shape("mma", rows, each, warps, stages)
         if room.fits(shape.shared_bytes(fmt, tiles, blocks, room.multiprocessors * per), per):
             return shape, room.multiprocessors * per
+    return None
+
+
+def _in_passes(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tuple[Shape, int] | None:
+    """Integer products of a few rows at a time, as many as find room."""
+    for rows in range(min(m, GEMV_PASS), 0, -1):
+        for warps, stages, per in (*GEMV_SMALL, NARROWEST):
+            shape, grid = Shape("gemv", rows, 1, warps, stages), per * room.multiprocessors
+            if room.fits(shape.shared_bytes(fmt, tiles, blocks, grid), per):
+                return shape, grid
     return None

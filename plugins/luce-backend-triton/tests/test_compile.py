@@ -22,6 +22,8 @@ import compile_cuda
 H200 = Room(132, 232448, 233472)
 SMALL = Room(20, 65536, 65536)
 """Compute capability 7.5."""
+VOLTA = Room(80, 98304, 98304, mma=False)
+PASCAL = Room(20, 49152, 98304, mma=False)
 NVCC = shutil.which("nvcc")
 SPILLS = """
 extern "C" __global__ void spills(const int* at, int* to) {
@@ -113,9 +115,40 @@ def compiles(tmp_path, name, arch, defined):
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(nvrtc, "nvrtc", lambda: None)
-    with pytest.raises(EngineError, match="nvidia-cuda-nvrtc"):
-        nvrtc.compile_cuda("", "mma", "sm_90", {})
+    monkeypatch.setattr(nvrtc, "nvrtc_paths", list)
+    nvrtc.nvrtc.cache_clear()
+    try:
+        with pytest.raises(EngineError, match=r"for sm_90: .*wheel nvidia-cuda-nvrtc,"):
+            nvrtc.compile_cuda("", "mma", "sm_90", {})
+        with pytest.raises(EngineError, match="wheel nvidia-cuda-nvrtc-cu12,"):
+            nvrtc.compile_cuda("", "gemv", "sm_61", {})
+        assert nvrtc.compiler_version("sm_90") == ""
+    finally:
+        nvrtc.nvrtc.cache_clear()
+
+
+def test_the_compiler_is_one_that_knows_the_card(monkeypatch):
+    new, old = ("new", frozenset({"75", "90"})), ("old", frozenset({"61", "75"}))
+    monkeypatch.setattr(nvrtc, "nvrtc_paths", lambda: ["gone", "new", "old"])
+    monkeypatch.setattr(nvrtc, "_opened", {"gone": None, "new": new, "old": old}.get)
+    nvrtc.nvrtc.cache_clear()
+    try:
+        found = [nvrtc.nvrtc(arch) for arch in ("", "sm_90", "compute_75", "sm_61", "sm_52")]
+    finally:
+        nvrtc.nvrtc.cache_clear()
+    assert found == ["new", "new", "new", "old", None]
+
+
+def test_newer_wheels_come_first_and_halves_of_one_not_at_all(monkeypatch, tmp_path):
+    names = ("cuda_nvrtc/lib/libnvrtc.so.12", "cuda_nvrtc/lib/libnvrtc.alt.so.12", "cu13/lib/libnvrtc.so.13",
+             "cu13/lib/libnvrtc-builtins.so.13.0")  # fmt: skip
+    for name in names:
+        path = tmp_path / "nvidia" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.setattr(nvrtc.sys, "path", [str(tmp_path)])
+    found = [path for path in nvrtc.nvrtc_paths() if path.startswith(str(tmp_path))]
+    assert [Path(path).name for path in found] == ["libnvrtc.so.13", "libnvrtc.so.12"]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -129,6 +162,22 @@ def test_every_number_of_rows_has_a_kernel_that_fits(name, room):
             assert shape.x_rows == rows if shape.kind == "gemv" else shape.x_rows % 8 == 0
             per = grid // room.multiprocessors
             assert room.fits(shape.shared_bytes(FORMATS[name], tiles, blocks, grid), per)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("room", "widest"), [(VOLTA, 68), (PASCAL, 60)], ids=["7.0", "6.1"])
+def test_without_tensor_cores_for_it_rows_go_in_passes_of_integers(name, room, widest):
+    for rows in (1, 2, 3, 4, 5, 8, 17, room.most_rows):
+        for tiles, blocks in ((1, 1), (64, 4), (2176, 20), (320, widest)):
+            found = shapes.choose(FORMATS[name], rows, tiles, blocks, room)
+            assert found is not None, (rows, tiles, blocks)
+            shape, grid = found
+            assert shape.kind == "gemv"
+            assert 1 <= shape.x_rows <= min(rows, 4)
+            shared = shape.shared_bytes(FORMATS[name], tiles, blocks, grid)
+            assert room.fits(shared, grid // room.multiprocessors)
+    assert shapes.choose(FORMATS[name], 8, 64, 4, room)[0].x_rows == 4
+    assert (room.most_rows, SMALL.most_rows) == (32, 128)
 
 
 def test_one_row_goes_to_integers_and_many_to_tensor_cores():

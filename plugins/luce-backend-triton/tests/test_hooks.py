@@ -9,26 +9,33 @@ import pytest
 from luce_backend_triton import devices, hooks, nvrtc, product
 from luce_backend_triton.devices import Card
 from luce_backend_triton.formats import BLOCKS, FORMATS
+from luce_backend_triton.options import TritonOptions
+from pydantic import ValidationError
 
-from luce_core.contracts import DeviceInfo
+from luce_core.contracts import DeviceInfo, Provenance
 from luce_core.ops.namespace import KNOWN_OPS
 from luce_core.registry import resolve
 
 H200 = Card(0, "NVIDIA H200", 150_000_000_000, 132, (9, 0), 4.917e12)
-OLD = Card(1, "GTX 1080", 8 << 30, 20, (6, 1), 0.0)
+OLD = Card(1, "GTX 980", 4 << 30, 16, (5, 2), 0.0)
 
 
-def plan(device="cuda:0", memory=24 << 30, **values):
-    fields = {"triton.kernels": "auto", "deterministic": False, "execution.op_layers": (), **values}
+def plan(device="cuda:0", memory=24 << 30, arch="sm_90", **values):
+    fields = {
+        "triton.kernels": "auto", "deterministic": False, "execution.op_layers": (), "cache.k_type": "f16",
+        "cache.v_type": "f16", **values,
+    }  # fmt: skip
+    tags = {arch, "cuda", *(["triton"] if arch != "sm_52" else [])}
     return SimpleNamespace(
         models=(SimpleNamespace(layer_device=(device, device)),), values=fields,
-        devices=(DeviceInfo(device, "", memory, 1.0),),
+        devices=(DeviceInfo(device, "a card", memory, 1.0, frozenset(tags)),),
+        origin={name: Provenance("cli", f"--{name}") for name in fields},
     )  # fmt: skip
 
 
 @pytest.fixture(params=["13.0", ""], ids=["NVRTC", "no NVRTC"])
 def version(request, monkeypatch):
-    monkeypatch.setattr(nvrtc, "compiler_version", lambda: request.param)
+    monkeypatch.setattr(nvrtc, "compiler_version", lambda arch: request.param)
     return request.param
 
 
@@ -80,10 +87,11 @@ def test_hook_luce_check_plan_asks_for_a_compiler_that_is_needed(version):
 
 
 def test_hook_luce_register_devices(two_cards):
-    new, old = hooks.luce_register_devices()
+    new, old = hooks.luce_register_devices(None)
     assert (new.id, old.id) == ("cuda:0", "cuda:1")
     assert {"triton", "sm_90", "cuda"} <= new.features
     assert "triton" not in old.features
+    assert old.rank < 0 < new.rank
     assert new.bandwidth_bytes_s == pytest.approx(0.89 * 4.917e12)
     assert "bus width" in new.provenance
     assert old.bandwidth_bytes_s == 0
@@ -93,13 +101,63 @@ def test_hook_luce_register_devices(two_cards):
 def test_a_measured_bandwidth_replaces_the_data_sheets(two_cards):
     devices.keep_measured(H200.key, 4.4e12)
     devices.keep_measured(OLD.key, 2.5e11)
-    new, old = hooks.luce_register_devices()
+    new, old = hooks.luce_register_devices(None)
     assert (new.bandwidth_bytes_s, old.bandwidth_bytes_s) == (4.4e12, 2.5e11)
     assert "measured" in new.provenance
     assert (new.flops_s, new.flops_provenance) == (0.0, "")
     devices.keep_measured(H200.key, 7e14, "products")
-    assert hooks.luce_register_devices()[0].flops_s == 7e14
+    assert hooks.luce_register_devices(None)[0].flops_s == 7e14
     assert devices.read_measured() == {H200.key: 4.4e12, OLD.key: 2.5e11}
+
+
+def test_a_card_is_taken_for_an_older_one(two_cards):
+    new, old = hooks.luce_register_devices(TritonOptions(capability="7.5"))
+    assert {"sm_75", "triton"} <= new.features & old.features
+    assert "NVIDIA H200, taken for an older one by --triton-capability, compute capability 7.5" in new.name
+    assert new.memory_bytes == H200.memory_bytes
+    same, _ = hooks.luce_register_devices(TritonOptions(capability="9.0"))
+    assert same.name == "NVIDIA H200, compute capability 9.0"
+
+
+@pytest.mark.parametrize("text", ["7", "sm_75", "7.55", "-7.5", " 7.5"])
+def test_what_is_no_capability_is_refused(text):
+    with pytest.raises(ValidationError, match=r"no compute capability; wanted one such as 7\.5"):
+        TritonOptions(capability=text)
+
+
+@pytest.mark.parametrize(
+    ("arch", "words"),
+    [
+        ("sm_61", ("compute capability 6.1", "integer products", "without tensor cores", "f16 or f32")),
+        ("sm_70", ("compute capability 7.0", "integer products", "without tensor cores")),
+        ("sm_75", ("compute capability 7.5: attention and DeltaNet without tensor cores",)),
+        ("sm_86", ()),
+    ],
+)
+def test_the_plan_says_what_an_older_card_does_otherwise(version, arch, words):
+    patch = hooks.luce_extend_plan(plan(arch=arch))[0]
+    if version:
+        assert all(word in patch.reason for word in words)
+        assert ("compute capability" in patch.reason) is bool(words)
+    else:
+        assert f"no NVRTC for {arch}" in patch.reason
+
+
+def test_a_card_without_kernels_is_said_in_one_sentence(version):
+    old = plan(arch="sm_52")
+    assert hooks.luce_extend_plan(old) == []
+    (problem,) = hooks.luce_check_plan(old)
+    assert problem.fatal
+    assert "a card; its kernels need 6.1" in problem.message
+    assert "--device cpu" in problem.fix
+
+
+@pytest.mark.parametrize(("arch", "noted"), [("sm_75", True), ("sm_80", False)])
+def test_a_cache_in_bf16_is_noted_where_nothing_multiplies_it(version, arch, noted):
+    found = hooks.luce_check_plan(plan(arch=arch, **{"cache.k_type": "bf16"}))
+    assert [problem.fatal for problem in found] == [False] * noted
+    assert all("--cache.k_type wants the cache in bf16, for its range" in one.message for one in found)
+    assert not hooks.luce_check_plan(plan(arch=arch))
 
 
 def test_without_a_driver_there_are_no_devices(monkeypatch):
@@ -107,7 +165,11 @@ def test_without_a_driver_there_are_no_devices(monkeypatch):
     devices.cards.cache_clear()
     try:
         assert devices.cards() == ()
-        assert hooks.luce_register_devices() == []
+        assert hooks.luce_register_devices(None) == []
+        (planned,) = hooks.luce_register_devices(TritonOptions(capability="8.6"))
+        assert "one to plan for (--triton-capability), compute capability 8.6" in planned.name
+        assert {"sm_86", "triton"} <= planned.features
+        assert planned.memory_bytes == 24 << 30
     finally:
         devices.cards.cache_clear()
 

@@ -67,7 +67,11 @@ struct Weights { u32x4 v[ROWS][PIECES]; };
 
 __device__ __forceinline__ u32x4 stream16(const void* from) {  // read once: not kept
   u32x4 v;
+#if __CUDA_ARCH__ >= 700
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+#else
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+#endif
   return v;
 }
 
