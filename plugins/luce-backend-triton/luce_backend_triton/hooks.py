@@ -31,7 +31,8 @@ OPS = (
 )  # fmt: skip
 SEQUENCE_OPS = {
     "attention": "attention", "delta": "delta", "commit_pages": "state", "commit_slot": "state",
-    "commit_slots": "state", "route": "route",
+    "commit_slots": "state", "route": "route", "sample": "picks", "newest_tokens": "picks",
+    "note_picks": "picks",
 }  # fmt: skip
 """Op -> the module of its function: the same for every layer."""
 LAYERS = {"triton": "CUDA", "triton-portable": "PORTABLE"}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from luce_backend_triton import attention, delta, moe, ops, route, state
+from luce_backend_triton import attention, delta, moe, ops, picks, route, state
 from luce_backend_triton.formats import BLOCKS, FORMATS
 from luce_core.contracts import (
     AttentionSpec,
@@ -25,6 +25,7 @@ from luce_core.contracts import (
     RawLinear,
     Region,
     RouteSpec,
+    SamplingParams,
     SeqTable,
     SharedExpert,
     SlotState,
@@ -33,6 +34,9 @@ from luce_core.gguf import FORMATS as KNOWN
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.model.weights import ResidentExperts
 from luce_core.ops import build_ops
+from luce_core.ops.newest import AHEAD
+from luce_core.ops.noise import CounterNoise
+from luce_core.ops.sampling import ParamTable
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "MXFP4": ()}
 """Where blocks keep half floats, if not in front alone."""
@@ -56,6 +60,7 @@ def check(layer: ops.Layer, device: str) -> Iterator[KernelCheck]:
     yield from sequences(device)
     yield from routes(device)
     yield from experts(layer, device, tuple(FORMATS), EXPERT_ROWS)
+    yield from picking(device)
 
 
 check_cuda, check_portable = partial(check, ops.CUDA), partial(check, ops.PORTABLE)
@@ -273,6 +278,30 @@ def experts(
             yield KernelCheck(f"{name}, experts of {n} rows of x", _error(got, want), ROUNDED, ("experts",))
 
 
+def picking(device: str) -> Iterator[KernelCheck]:
+    """How far what is picked lies below the best, with noise and without; and tokens filled in behind it."""
+    rows, vocab = 3, 50_000
+    kinds = {"greedy": SamplingParams(), "with noise": SamplingParams(temperature=0.8, seed=5)}
+    namespace = build_ops({name: getattr(picks, name) for name in picks.__all__})
+    batch = make_batch("held", [RowSet(n, 9, [1], {}) for n in range(rows)], device=device)
+    for name, params in kinds.items():
+        table = ParamTable(rows, vocab, device)
+        for slot in range(rows):
+            table.take(slot, params, [1], [])
+        logits = torch.randn(rows, vocab, device=device)
+        got = namespace.sample(logits, batch, table.step(range(rows)))
+        if params.temperature:
+            places = torch.full((rows, 1), 10, device=device), torch.arange(vocab, device=device)[None]
+            logits = logits + CounterNoise().gumbel(table.seed[:, None], *places)
+        behind = logits.amax(1) - logits.gather(1, got[:, None])[:, 0]
+        yield KernelCheck(f"picks, {name}", float(behind.max()), EXACT, ("sample",))
+    one = torch.ones(rows, dtype=torch.int32, device=device)
+    noted = namespace.note_picks(got, one, batch.slot, table.newest)
+    token, count = namespace.newest_tokens(one * AHEAD, batch.slot, table.newest)
+    wrong = (noted != got) | (token != got) | (count != 1)
+    yield KernelCheck("picks, noted and read", float(wrong.sum()), 0.0, ("newest_tokens", "note_picks"))
+
+
 def _mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
@@ -281,4 +310,4 @@ def _error(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
-__all__ = ["check_cuda", "check_portable", "experts", "products", "routes", "sequences"]
+__all__ = ["check_cuda", "check_portable", "experts", "picking", "products", "routes", "sequences"]

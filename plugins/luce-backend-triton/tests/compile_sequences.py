@@ -16,6 +16,7 @@ from luce_backend_triton import (
     delta_chunks,
     delta_kernels,
     moe_kernels,
+    pick_kernels,
     route_kernels,
     state_kernels,
 )
@@ -103,6 +104,17 @@ def variants(target, dim):
     plain = {"count": "i32", "scale": "fp32"}
     yield route_kernels.pick, pick, plain, {}
     yield route_kernels.logits, {"NORM": True, "TILE": 4, "WHOLE": 256, "OVERLAP": False}, plain, {}
+    numbers = {
+        **dict.fromkeys(("wanted", "slot", "where", "token", "newest", "ends"), "*i32"),
+        **dict.fromkeys(("rows", "vocab", "part", "parts", "num_seqs"), "i32"),
+        "seeds": "*i64", "seq": "*i32",
+    }  # fmt: skip
+    yield pick_kernels.best_of_part, {"NOISE": True, "FLOOR": True, "STEP": 1024}, numbers, {}
+    yield pick_kernels.best_of_parts, {"P": 256}, {**numbers, "out": "*i64"}, {"num_warps": 1}
+    filled = {**numbers, "out": "*i32", "count": "*i32"}
+    yield pick_kernels.fill_tokens, {"S": 16}, filled, {"num_warps": 1}
+    noted = {**numbers, "picks": "*i64", "count": "*i32", "out": "*i64"}
+    yield pick_kernels.note, {"ENDS": 32}, noted, {"num_warps": 1}
     of = {"X": 8, "EXPERTS": 8}
     weights = {"x": "*fp16", "records": "*u8", "halves": "*fp16", "w": "*fp16"}
     yield moe_kernels.grouped, {**of, "M": 16, "ROWS": 16, **packed}, weights, {}
@@ -112,7 +124,7 @@ def variants(target, dim):
     yield moe_kernels.combine, one, {"each": "i32", "lds": "i32"}, {}
 
 
-FEW = ("make_rows", "attend", "held_one", "solve", "carry")
+FEW = ("make_rows", "attend", "held_one", "solve", "carry", "best_of_part")
 
 
 def main(targets, dim, names):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from luce_backend_triton import attention, moe, ops, selfcheck
+from luce_backend_triton import attention, moe, ops, picks, selfcheck
 from luce_backend_triton.formats import FORMATS
 
 WHOLE = (*FORMATS, *selfcheck.FLOATS) if torch.cuda.is_available() else ("Q4_K", "BF16")
@@ -46,6 +46,15 @@ def test_routes_and_experts_are_right(device):
     checks = list(selfcheck.experts(ops.CUDA, str(device), WHOLE[:1], rows))
     assert len(checks) == len(rows)
     assert not wrong(checks)
+
+
+def test_picks_are_right_and_wrong_ones_are_seen(device, monkeypatch):
+    checks = list(selfcheck.picking(str(device)))
+    assert len(checks) == 3
+    assert not wrong(checks)
+    monkeypatch.setattr(picks, "sample", lambda ops, logits, b, params: logits.argmin(1))
+    monkeypatch.setattr(picks, "note_picks", lambda ops, picked, *_: picked)
+    assert len(wrong(selfcheck.picking(str(device)))) == 3
 
 
 def test_wrong_experts_are_seen(device, monkeypatch):

@@ -1,0 +1,101 @@
+# Triton compiles these functions: no annotations, no conditional expressions.
+# ruff: noqa: ANN001, ANN201, PLR0124
+"""Triton kernels of the ops `sample`, `newest_tokens` and `note_picks`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mix(x):
+    """As `luce_core.ops.noise` mixes 32 bits."""
+    x = (x ^ (x >> 16)) * 0x21F0AAAD
+    x = (x ^ (x >> 15)) * 0x735A2D97
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def gumbel(seed, index, token):
+    """f32 noise of (seed i64, index i32, token i32[N]). log1p by Kahan: w = 1 - u is exact enough for it."""
+    low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    key = mix(low) ^ mix(high ^ 0x5851F42D)
+    key = mix(key ^ mix(index.to(tl.uint32)))
+    bits = mix(mix(token.to(tl.uint32) * 0x9E3779B1) ^ key)
+    u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
+    w = 1.0 - u
+    same = w == 1.0
+    log1p = tl.where(same, -u, tl.log(w) * (-u) / tl.where(same, 1.0, w - 1.0))
+    return -tl.log(-log1p)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def best_of_part(
+    logits, floor, wanted, seq, slot, index, temperature, seeds, best, where, rows, vocab, part,
+    NOISE: tl.constexpr, FLOOR: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """The best of `part` columns of one row, the lowest id on ties, never a NaN. Grid (rows, parts)."""
+    row, split = tl.program_id(0), tl.program_id(1)
+    least = -float("inf")
+    seed, place, sampled = tl.full((), 0, tl.int64), 0, False
+    if NOISE:
+        t = tl.load(wanted + row)
+        s = tl.load(slot + tl.load(seq + t)).to(tl.int64)
+        place = tl.load(index + t) + 1
+        seed = tl.load(seeds + s)
+        sampled = tl.load(temperature + s) > 0
+    if FLOOR:
+        least = tl.load(floor + row)
+    values = tl.full((STEP,), -float("inf"), tl.float32)
+    ids = tl.full((STEP,), 0x7FFFFFFF, tl.int32)
+    first = split * part
+    last = tl.minimum(first + part, vocab)
+    for start in range(first, last, STEP):
+        c = start + tl.arange(0, STEP)
+        v = tl.load(logits + row.to(tl.int64) * vocab + c, mask=c < last, other=-float("inf"))
+        v = tl.where(v != v, -float("inf"), v)
+        if FLOOR:
+            v = tl.where(v < least, -float("inf"), v)
+        if NOISE:
+            v = tl.where(sampled, v + gumbel(seed, place, c), v)
+        better = (v > values) | ((ids == 0x7FFFFFFF) & (c < last))
+        values, ids = tl.where(better, v, values), tl.where(better, c, ids)
+    top = tl.max(values, 0)
+    at = row * tl.num_programs(1) + split
+    tl.store(best + at, top)
+    tl.store(where + at, tl.min(tl.where(values == top, ids, 0x7FFFFFFF), 0))
+
+
+@triton.jit
+def best_of_parts(best, where, out, parts, P: tl.constexpr):
+    """out i64[rows]. Grid (rows,). P: at least the parts."""
+    row, p = tl.program_id(0), tl.arange(0, P)
+    values = tl.load(best + row * parts + p, mask=p < parts, other=-float("inf"))
+    ids = tl.load(where + row * parts + p, mask=p < parts, other=0x7FFFFFFF)
+    tl.store(out + row, tl.min(tl.where(values == tl.max(values, 0), ids, 0x7FFFFFFF), 0).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["num_seqs"])
+def fill_tokens(token, slot, newest, out, count, num_seqs, S: tl.constexpr):
+    """out: the token of each sequence, the newest of its slot where it is below 0; count: 0 where there is
+    none. One program.
+    """
+    s = tl.arange(0, S)
+    inside = s < num_seqs
+    t = tl.load(token + s, mask=inside, other=0)
+    t = tl.where(t >= 0, t, tl.load(newest + tl.load(slot + s, mask=inside, other=0), mask=inside, other=0))
+    tl.store(out + s, tl.maximum(t, 0), mask=inside)
+    tl.store(count + s, (t >= 0).to(tl.int32), mask=inside)
+
+
+@triton.jit
+def note(picks, count, slot, ends, newest, out, ENDS: tl.constexpr):
+    """out: the pick, -1 where the count is 0. newest: that, -1 too where it is an end. Grid (sequences,)."""
+    s = tl.program_id(0)
+    where = tl.load(slot + s)
+    pick = tl.where(tl.load(count + s) > 0, tl.load(picks + s), -1)
+    ids = tl.load(ends + where * ENDS + tl.arange(0, ENDS))
+    ended = tl.max((ids == pick).to(tl.int32), 0) > 0
+    tl.store(out + s, pick)
+    tl.store(newest + where, tl.where(ended, -1, pick).to(tl.int32))

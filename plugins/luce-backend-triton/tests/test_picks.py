@@ -1,0 +1,120 @@
+"""What ends a step and begins the next, beside the reference: picks, noise, ends of texts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from luce_backend_triton import picks
+
+from luce_core.contracts import SamplingParams
+from luce_core.ops import newest as reference
+from luce_core.ops import sampling
+from luce_core.ops.newest import AHEAD, MOST_ENDS, NewestTokens
+from luce_core.ops.sampling import ParamTable
+
+VOCAB = 5000
+SLOTS = 6
+
+
+def batch(device, slots=(3, 0, 5), rows=2):
+    """Rows of each sequence; all but the first of all are wanted."""
+    count = len(slots) * rows
+    numbers = {
+        "seq": torch.arange(count) // rows,
+        "slot": torch.tensor(slots),
+        "index": torch.arange(count) * 7,
+        "wanted": torch.arange(1, count),
+    }
+    return SimpleNamespace(**{name: each.to(device, torch.int32) for name, each in numbers.items()})
+
+
+def table(device, *params):
+    made = ParamTable(SLOTS, VOCAB, device)
+    for slot, one in enumerate(params):
+        made.take(slot, one, [1, 2], [])
+    return made
+
+
+def logits(device, rows=5, vocab=VOCAB):
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)).to(device)
+
+
+GREEDY = SamplingParams(temperature=0.0)
+WARM = [SamplingParams(temperature=0.5 + 0.2 * n, seed=n + (n << 40)) for n in range(SLOTS)]
+
+
+MIXED = [*WARM[:3], *[GREEDY] * 3]
+
+
+@pytest.mark.parametrize("params", [[GREEDY] * SLOTS, WARM, MIXED], ids=["0", "all", "some"])
+def test_picks_are_those_of_the_reference(device, params):
+    b, of = batch(device), table(device, *params)
+    step = of.step(range(SLOTS))
+    want = sampling.sample(None, logits(device), b, step)
+    got = picks.sample(None, logits(device), b, step)
+    assert got.dtype is torch.int64
+    assert got.equal(want)
+
+
+def test_noise_decides_where_logits_are_alike(device):
+    """Equal logits, so the largest noise is picked: five seeds, five tokens."""
+    b, of = batch(device), table(device, *WARM)
+    flat = torch.zeros(5, VOCAB, device=device)
+    got = picks.sample(None, flat, b, of.step(range(SLOTS)))
+    assert got.equal(sampling.sample(None, flat, b, of.step(range(SLOTS))))
+    assert len(set(got.tolist())) == 5
+
+
+def test_a_floor_under_what_can_be_picked(device):
+    strict = [SamplingParams(temperature=5.0, min_p=1.0, seed=n) for n in range(SLOTS)]
+    b, rows = batch(device), logits(device)
+    assert picks.sample(None, rows, b, table(device, *strict).step(range(SLOTS))).equal(rows.argmax(1))
+    loose = table(device, *[SamplingParams(temperature=1.0, min_p=0.2, seed=n) for n in range(SLOTS)])
+    step = loose.step(range(SLOTS))
+    assert picks.sample(None, rows, b, step).equal(sampling.sample(None, rows, b, step))
+
+
+def test_the_lowest_of_equals_also_across_parts_and_where_nothing_is_possible(device):
+    """Whatever is in the rows, what is picked is a token."""
+    rows = torch.full((5, VOCAB), -1.0, device=device)
+    rows[0, [4999, 1700, 40]] = 2.0
+    rows[1, [4999, 4998]] = 2.0
+    rows[2] = -torch.inf
+    rows[3, 1:], rows[3, 0], rows[4] = torch.nan, -torch.inf, torch.nan
+    step = table(device, GREEDY).step([0])
+    assert picks.sample(None, rows, batch(device), step).tolist() == [40, 4998, 0, 0, 0]
+
+
+@pytest.mark.parametrize("vocab", [1, 1023, 1025])
+def test_any_vocabulary(device, vocab):
+    rows = logits(device, 5, vocab)
+    assert picks.sample(None, rows, batch(device), table(device, GREEDY).step([0])).equal(rows.argmax(1))
+
+
+def test_candidates_in_order_are_the_references(device, monkeypatch):
+    called = []
+    monkeypatch.setattr(sampling, "sample", lambda *args: called.append(args) or torch.zeros(5))
+    step = table(device, SamplingParams(temperature=1.0, top_p=0.9)).step([0])
+    picks.sample(None, logits(device), batch(device), step)
+    assert called
+
+
+@pytest.mark.parametrize("slots", [(2,), (5, 0, 3), tuple(range(20))])
+def test_texts_end_on_the_device_as_in_the_reference(device, slots):
+    tables = [NewestTokens(20, device) for _ in range(2)]
+    for each in tables:
+        each.take(slots[0], range(70, 70 + MOST_ENDS))
+    slot = torch.tensor(slots, dtype=torch.int32, device=device)
+    token = torch.full_like(slot, 9)
+    for picked in (71, 8, 9):
+        states = []
+        for ops, each in zip((reference, picks), tables, strict=True):
+            filled, count = ops.newest_tokens(None, token, slot, each)
+            made = torch.arange(len(slots), device=device) + picked
+            noted = ops.note_picks(None, made, count, slot, each)
+            states.append((filled.tolist(), count.tolist(), noted.tolist(), each.token.tolist()))
+        assert states[0] == states[1]
+        token = torch.full_like(slot, AHEAD)
+    assert states[0][2][0] == AHEAD
