@@ -141,6 +141,10 @@ def roofline_lines(plan: BackendPlan) -> list[str]:
     lines = []
     for depth in (0, plan.number("context")):
         line = roofline(plan, depth)
+        if line.bandwidth_bytes_s <= 0:
+            what = f"that of {line.device} is {line.provenance or 'unknown'}"
+            lines.append(f"What memory bandwidth allows is not known: {what}.")
+            break
         lines.append(
             f"Memory bandwidth allows {line.tokens_s:,.0f} tokens/s for one sequence {depth:,} tokens deep: "
             f"{show_size(line.weight_bytes)} of weights and {show_size(line.state_bytes)} of state per token "

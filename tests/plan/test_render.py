@@ -10,7 +10,7 @@ from luce_core.contracts import Equivalence, PlanPatch, QuantFormat
 from luce_core.errors import PluginError
 from luce_core.options import load_options
 from luce_core.plan import block_formats, make_plan
-from luce_core.plan_render import render_plan, stayed_out
+from luce_core.plan_render import render_plan, roofline_lines, stayed_out
 from luce_core.plugins import from_modules
 from luce_core.testing.fake_plugins import make_plugin
 
@@ -85,6 +85,14 @@ def test_every_claim_is_a_line_and_the_total_adds_up(planned):
     total = sum(claim.num_bytes for claim in plan.claims)
     assert f"{total / 2**20:.2f} MiB" in line(shown, "total", "cpu")
     assert "Memory of cpu, at most 870.4 MiB" in shown
+
+
+def test_a_bandwidth_nobody_knows_bounds_nothing(arch, model):
+    registry = from_modules([arch()])
+    blank = evolve(CPU, bandwidth_bytes_s=0.0, provenance="measured when a model is first loaded")
+    plan = make_plan(load_options(registry, {}, {}, []), model(), registry, [blank])
+    said = "What memory bandwidth allows is not known: that of cpu is measured when a model is first loaded."
+    assert roofline_lines(plan) == [said]
 
 
 def test_the_roofline_names_bandwidth_and_its_source(planned):

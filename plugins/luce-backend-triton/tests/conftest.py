@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from luce_backend_triton import devices
+from luce_backend_triton import capability, devices
 
 if not devices.cards():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -46,6 +46,12 @@ def exact(data: np.ndarray, name: str) -> np.ndarray:
     if name == "F16":
         return data.view("<f2").astype(np.float32)
     return gguf.dequantize(data, gguf.GGMLQuantizationType[name])
+
+
+@pytest.fixture
+def taken_for(monkeypatch):
+    """-> takes every card, and the interpreter, for one of a compute capability."""
+    return lambda *instead: monkeypatch.setattr(capability, "_told", [instead])
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ import pytest
 import torch
 from attrs import evolve
 from luce_backend_triton import delta, state
+from luce_backend_triton.attention import Room
+from luce_backend_triton.capability import Ability
 
 from luce_core.contracts import Commit, DeltaSpec, Norm, Region, SeqTable, SlotState
 from luce_core.model.batch import RowSet, make_batch
@@ -16,6 +18,7 @@ KH, VH, DK, DV, KERNEL = 2, 4, 16, 12, 4
 CHANNELS = 2 * KH * DK + VH * DV
 TREE = [-1, 0, 0, 1, 3, -2]
 SLOTS, HELD = 4, 8
+CHUNK = delta.SMALL_CHUNK if delta.INTERPRETED else delta.CHUNK
 
 
 class World:
@@ -89,6 +92,29 @@ def test_trees_and_chains(device, kda):
     w.compare(w.batch("held", (1, 19, 6, {"parents": TREE}), (0, 0, 1, {}), (2, 8, 3, {})))
 
 
+def test_without_tensor_cores_wide_trees_go_row_after_row(device, taken_for, monkeypatch):
+    taken_for(7, 5)
+    monkeypatch.setattr(delta, "SMALL_HELD", 4)
+    monkeypatch.setattr(delta, "_held_trees", None)
+    w = World(device)
+    w.compare(w.batch("held", (1, 19, 6, {"parents": TREE}), (0, 0, 1, {}), (2, 8, 3, {})))
+    w.compare(w.batch("held", (1, 19, 6, {"parents": TREE})))
+
+
+@pytest.mark.parametrize(
+    ("number", "kib", "taken"),
+    [((9, 0), 227, True), ((7, 5), 64, True), ((7, 0), 96, True), ((6, 1), 48, False)],
+)
+def test_prompts_go_to_the_reference_where_they_find_no_room(device, monkeypatch, number, kib, taken):
+    w = World(device)
+    spec = evolve(w.spec, key_dim=128, value_dim=128)
+    room = Room(20, kib << 10, Ability(number).matrix)
+    monkeypatch.setattr(delta, "INTERPRETED", False)
+    monkeypatch.setattr(delta, "room_of", lambda device: room)
+    assert delta._takes(None, w.conv, w.memory, spec) is taken
+    assert delta.chunk_rows(device) == (64 if room.matrix else 16)
+
+
 def test_one_row(device):
     w = World(device)
     w.compare(w.batch("held", (3, 19, 1, {})))
@@ -96,18 +122,18 @@ def test_one_row(device):
 
 def test_prompts_of_several_chunks(device):
     w = World(device)
-    w.compare(w.batch("prefill", (1, 13, 2 * delta.CHUNK + 1, {}), (0, 0, 3, {}), (2, 30, delta.CHUNK, {})))
+    w.compare(w.batch("prefill", (1, 13, 2 * CHUNK + 1, {}), (0, 0, 3, {}), (2, 30, CHUNK, {})))
 
 
 def test_one_prompt(device):
     w = World(device)
-    w.compare(w.batch("prefill", (1, 13, delta.CHUNK - 1, {})))
+    w.compare(w.batch("prefill", (1, 13, CHUNK - 1, {})))
 
 
 def test_equal_keys_and_steps_of_one_are_solved(device):
     """The worst a triangular system can be: every row takes out what the row before put in."""
     w = World(device)
-    b = w.batch("prefill", (1, 0, delta.CHUNK + 5, {}))
+    b = w.batch("prefill", (1, 0, CHUNK + 5, {}))
     rows = b.token.shape[0]
     spec = evolve(w.spec, a=torch.zeros(VH, device=device), conv=w.spec.conv.abs())
     qkv = w.rand(1, CHANNELS).abs().expand(rows, -1).contiguous()

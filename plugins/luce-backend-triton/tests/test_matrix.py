@@ -80,6 +80,44 @@ def test_floats_stay_as_they_are(device, blocks, dequantized, name):
     np.testing.assert_array_equal(w.weight.float().cpu().numpy(), dequantized(data, name))
 
 
+def bf16(device, values):
+    data = torch.from_numpy(values).to(torch.bfloat16).view(torch.uint8).numpy()
+    return matrix.pack_matrix(RawLinear("w", "BF16", values.shape, data, str(device)), no_floats).weight
+
+
+@pytest.mark.parametrize(
+    ("scale", "outlier", "kept"),
+    [
+        (1.0, 0.0, torch.float16),
+        (1.0, 6e4, torch.float16),
+        (1.0, 1e-30, torch.float16),  # nothing beside the others
+        (1.0, 7e4, torch.float32),
+        (1e-6, 0.0, torch.float32),
+        (0.0, 0.0, torch.float16),
+        (1.0, float("inf"), torch.float32),
+        (1.0, float("nan"), torch.float32),
+    ],
+)
+def test_bf16_becomes_f16_where_that_loses_nothing(
+    device, taken_for, monkeypatch, caplog, scale, outlier, kept
+):
+    taken_for(7, 5)
+    monkeypatch.setattr(matrix, "SLICE_BYTES", 16 * 64 * 2)
+    values = scale * np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
+    values[35, 3] = outlier
+    exact = torch.from_numpy(values).to(torch.bfloat16).float()
+    weight = bf16(device, values)
+    assert weight.dtype is kept
+    got = weight.float().cpu()
+    torch.testing.assert_close(got, exact, rtol=2**-11, atol=2**-25 if scale else 0, equal_nan=True)
+    assert ("'w' is stored as BF16" in caplog.text) is (kept is torch.float32)
+
+
+def test_bf16_stays_where_it_is_multiplied(device, taken_for):
+    taken_for(8, 0)
+    assert bf16(device, np.ones((20, 48), np.float32)).dtype is torch.bfloat16
+
+
 def linear(device, blocks, name, rows, seed, bias=False, scale=None):
     w, data = packed(device, blocks, name, rows, 256, seed)
     b = torch.arange(rows, dtype=torch.float32, device=device) if bias else None

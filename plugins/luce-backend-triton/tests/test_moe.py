@@ -79,6 +79,16 @@ def test_experts_go_through_the_scratch_in_slices(device, rng, layer, monkeypatc
     check(moe.PORTABLE.experts(OPS, *given), OPS.experts(*given))
 
 
+def test_without_tensor_cores_many_pairs_meet_packed_records(device, rng, layer, monkeypatch, taken_for):
+    taken_for(7, 5)
+    monkeypatch.setattr(moe, "FEW_PAIRS", 0)
+    monkeypatch.setattr(moe.Experts, "_few", lambda *_: False)
+    monkeypatch.setattr(moe.moe_kernels, "grouped_dense", None)
+    x, routed = inputs(device, rng, 7)
+    given = (x, None, routed, layer[0])
+    check(moe.PORTABLE.experts(OPS, *given), OPS.experts(*given))
+
+
 def test_a_shared_expert_of_the_same_shape_is_one_more(layer):
     bank, shared = layer
     assert moe._alike(bank, shared, None) == (shared.down.in_features == HIDDEN)

@@ -71,6 +71,27 @@ def test_any_number_of_rows(device, layer, blocks, dequantized, rows):
     close(got - residual, x.double() @ theirs.packed.double().T)
 
 
+def test_without_tensor_cores_tiles_of_the_triton_product_are_small(
+    device, blocks, dequantized, taken_for, monkeypatch
+):
+    taken_for(7, 5)
+    mine, theirs = pair(device, ops.PORTABLE, blocks, dequantized, "Q4_K", 50, 256)
+    seen, real = [], product.kernels.linear
+
+    class Watched:
+        def __getitem__(self, grid):
+            def launch(*args, **more):
+                seen.append((grid, more["M"]))
+                real[grid](*args, **more)
+
+            return launch
+
+    monkeypatch.setattr(product.kernels, "linear", Watched())
+    x = rand(device, 40, 256)
+    close(ops.PORTABLE.linear(names(ops.PORTABLE), x, mine), x.double() @ theirs.packed.double().T)
+    assert [(grid[1], m) for grid, m in seen] == [(3, 16)]
+
+
 WIDTHS = (256, 1536, 3584) if torch.cuda.is_available() else (384,)
 
 
