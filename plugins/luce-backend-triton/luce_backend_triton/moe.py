@@ -1,8 +1,9 @@
 """Op `experts` on packed stacks: grouped products, nothing of which waits for the host.
 
-Few rows: CUDA C++, every pair of row and expert reads that expert's records. More: pairs sorted by expert on
-the device, times weights as f16, many experts at a time; where Triton has no tensor cores, times the records
-in small tiles. The sum over experts, with the shared expert and the residual, is one launch.
+Few rows: CUDA C++, every pair of row and expert reads that expert's records, and the second launch makes its
+own input, weighs and sums. More: pairs sorted by expert on the device, times weights as f16, many experts at a
+time; where Triton has no tensor cores, times the records in small tiles. There the sum over experts, with the
+shared expert and the residual, is one launch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from luce_backend_triton import capability, few_rows, moe_kernels, nvrtc, product, shapes
 from luce_backend_triton.few_rows import POINTER, Shape
-from luce_backend_triton.formats import FORMATS, TILE_ROWS, tiles_of
+from luce_backend_triton.formats import FORMATS, TILE_ROWS, RecordFormat, tiles_of
 from luce_backend_triton.kernels import INTERPRETED
 from luce_backend_triton.matrix import Group, Matrix
 from luce_backend_triton.memory import SCRATCH_BYTES
@@ -30,6 +31,8 @@ FEW_PAIRS = 256
 """Most pairs of row and expert that each read their own records."""
 SHAPES = ((8, 3), (8, 2), (4, 2), (2, 2), (1, 2))
 """(warps, stages) of the kernel for few rows, best first where they fit."""
+DOWN_SHAPES = ((9, 3), (8, 3), (7, 3), (6, 3), (8, 2), (6, 2), (4, 2), (2, 2), (1, 2))
+"""The same of the launch that sums over the experts of a row."""
 PER_MULTIPROCESSOR = 2
 FEW_TILE = 16
 """Pairs, and rows of a matrix, of a tile of the product with packed weights."""
@@ -101,17 +104,23 @@ class Experts:
         alike = few and shared is not None and _alike(bank, shared, clamp)
         chosen = _Few(bank, ids, shared if alike else None) if few else _Sorted(bank, ids)
         gate, up = chosen.products(Rows(x, norm), stack.gate_up, chosen.each)
-        (y,) = chosen.products(Rows(gate, None, up, act, clamp), (stack.down,), 1)
-        y = y.view(x.shape[0], chosen.each, -1)
-        beside = None
-        if alike:
-            beside = y[:, -1]
-        elif shared is not None:
-            beside = ops.gated_mlp(x, norm, shared.gate_up, shared.down, act=act, clamp=shared.clamp)
-        factor = None if shared is None else shared.gate
+        middle, beside = Rows(gate, None, up, act, clamp), None
+        own = residual if post is None else None
+        out = None
+        if isinstance(chosen, _Few) and (alike or shared is None):
+            out = chosen.down(middle, _weights(routed[1]), shared, x, norm, own)
+        if out is None:
+            (y,) = chosen.products(middle, (stack.down,), 1)
+            y = y.view(x.shape[0], chosen.each, -1)
+            if alike:
+                beside = y[:, -1]
+            elif shared is not None:
+                beside = ops.gated_mlp(x, norm, shared.gate_up, shared.down, act=act, clamp=shared.clamp)
+            factor = None if shared is None else shared.gate
+            out = _combine(y, ids, _weights(routed[1]), bank.lut, beside, factor, x, norm, own)
         if post is None:
-            return _combine(y, ids, routed[1], bank.lut, beside, factor, x, norm, residual)
-        out = ops.rms(_combine(y, ids, routed[1], bank.lut, beside, factor, x, norm, None), post)
+            return out
+        out = ops.rms(out, post)
         return out if residual is None else ops.add(residual, out)  # type: ignore[no-any-return]
 
     def _few(self, x: Tensor, ids: Tensor) -> bool:
@@ -135,8 +144,8 @@ class _Stack(ctypes.Structure):
 
 
 @cache
-def _kernel(device: int, name: str, shape: Shape) -> nvrtc.Kernel:
-    return few_rows.load(device, "moe", "moe_gemv", few_rows.defines(FORMATS[name], shape), after="gemv")
+def _kernel(device: int, name: str, shape: Shape, function: str = "moe_gemv") -> nvrtc.Kernel:
+    return few_rows.load(device, "moe", function, few_rows.defines(FORMATS[name], shape), after="gemv")
 
 
 @cache
@@ -152,6 +161,37 @@ def _shape(name: str, tiles: int, blocks: int, pairs: int, room: shapes.Room) ->
         ):
             break
     return found, grid
+
+
+class _Down(ctypes.Structure):
+    """`Down` of csrc/moe.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("records", "beside", "ids", "lut", "gate", "up", "weights")),
+        *((name, ctypes.c_void_p) for name in ("x", "norm", "mix", "residual", "y")),
+        *((name, ctypes.c_int) for name in ("used", "hidden", "width", "n", "ldw", "ldx", "ldr")),
+        *((name, ctypes.c_int) for name in ("act", "clamp")),
+        *((name, ctypes.c_float) for name in ("limit", "eps")),
+    )
+
+
+def down_bytes(fmt: RecordFormat, shape: Shape, tiles: int, across: int, each: int, grid: int) -> int:
+    """Shared memory of one of `grid` thread blocks; across: records of a tile, of all `each` experts."""
+    return shape.shared_bytes(fmt, tiles, across, grid) + 8 * shape.warps + 8 * each
+
+
+@cache
+def _down_shape(
+    name: str, tiles: int, across: int, each: int, rows: int, room: shapes.Room
+) -> tuple[Shape, int] | None:
+    """The kernel and its thread blocks per row: of those that fit, the one whose warps have least to do."""
+    grid = min(tiles, max(1, PER_MULTIPROCESSOR * room.multiprocessors // rows))
+    units, found = -(-tiles // grid) * across, []
+    for warps, stages in DOWN_SHAPES:
+        shape = Shape("gemv", 1, 1, warps, stages)
+        if room.fits(down_bytes(FORMATS[name], shape, tiles, across, each, grid), PER_MULTIPROCESSOR):
+            found.append((-(-units // warps), warps, -stages, shape))
+    return (min(found, key=lambda one: one[:3])[-1], grid) if found else None
 
 
 class _Few:
@@ -172,7 +212,7 @@ class _Few:
         matrix: Matrix = weights[0].packed
         device, pairs = self.ids.device, self.ids.shape[0] * self.each
         n = matrix.rows // self.bank.stack.count
-        x = rows.few("gemv")
+        x = rows.few("gemv", late=True)
         out = [torch.empty(pairs, n, device=device) for _ in weights]
         tiles, blocks = tiles_of(n), matrix.blocks
         room = shapes.room_of(device.index or 0)
@@ -192,6 +232,56 @@ class _Few:
             torch.cuda.current_stream(device).cuda_stream, args,
         )  # fmt: skip
         return out
+
+    def down(
+        self, rows: Rows, weight: Tensor, shared: SharedExpert | None, x: Tensor, norm: Norm | None,
+        residual: Tensor | None,
+    ) -> Tensor | None:  # fmt: skip
+        """f32[T, E]: all experts of a row, weighted, in one launch; rows: of every pair, not yet activated.
+        None: it does not fit.
+        """
+        stack, device = self.bank.stack, self.ids.device
+        matrix: Matrix = stack.down.packed
+        count, blocks = x.shape[0], matrix.blocks
+        n, hidden = matrix.rows // stack.count, rows.x.shape[1]
+        tiles, room = tiles_of(n), shapes.room_of(device.index or 0)
+        cut = _down_shape(matrix.format, tiles, self.each * blocks, self.each, count, room)
+        if cut is None or hidden % 4 or x.shape[1] % 4:
+            return None
+        y = torch.empty(count, n, device=device)
+        if residual is not None and (residual.stride(-1) != 1 or residual.dtype is not torch.float32):
+            residual = residual.float().contiguous()
+        beside = self._beside.get(1)
+        it = down_of(
+            matrix.records, None if beside is None else beside[0], self.ids, self.bank.lut, rows, weight,
+            None if shared is None else shared.gate, x, norm, residual, y,
+        )  # fmt: skip
+        shape, grid = cut
+        spare = shape.warp_room(tiles, self.each * blocks, grid)
+        args = (it, ctypes.c_int(tiles), ctypes.c_int(blocks), ctypes.c_int(spare))
+        _kernel(device.index or 0, matrix.format, shape, "moe_down").launch(
+            (grid, 1, count), 32 * shape.warps,
+            down_bytes(matrix.fmt, shape, tiles, self.each * blocks, self.each, grid),
+            torch.cuda.current_stream(device).cuda_stream, args,
+        )  # fmt: skip
+        return y
+
+
+def down_of(
+    records: Tensor, beside: Tensor | None, ids: Tensor, lut: Tensor, rows: Rows, weight: Tensor,
+    mix: Tensor | None, x: Tensor, norm: Norm | None, residual: Tensor | None, y: Tensor,
+) -> _Down:  # fmt: skip
+    """The arguments of the launch."""
+    assert rows.up is not None
+    given = (records, beside, ids, lut, rows.x, rows.up, weight, x, norm and norm.weight, mix, residual, y)
+    clamp = rows.clamp
+    return _Down(
+        *(None if one is None else one.data_ptr() for one in given),
+        ids.shape[1], rows.x.shape[1], x.shape[1], y.shape[1], weight.stride(0), x.stride(0),
+        0 if residual is None else residual.stride(0), 1 + ACTS.index(rows.act),
+        0 if clamp is None else 1 if clamp.at == "before" else 2, 0.0 if clamp is None else clamp.limit,
+        0.0 if norm is None else norm.eps,
+    )  # fmt: skip
 
 
 NONE = (ctypes.c_void_p * 2)()
@@ -260,14 +350,18 @@ def _scratch(device: torch.device, need: int) -> Tensor:
     return product._scratch(device, room)[:need]
 
 
+def _weights(given: Tensor) -> Tensor:
+    """f32[T, k], rows at any stride."""
+    given = given.float()
+    return given if given.stride(1) == 1 else given.contiguous()
+
+
 def _combine(
     y: Tensor, ids: Tensor, weight: Tensor, lut: Tensor, shared: Tensor | None, gate: Tensor | None,
     x: Tensor, norm: Norm | None, residual: Tensor | None,
 ) -> Tensor:  # fmt: skip
     rows, each, width = y.shape
     out = torch.empty(rows, width, device=x.device)
-    weight = weight.float()
-    weight = weight if weight.stride(1) == 1 else weight.contiguous()
     if residual is not None and residual.stride(-1) != 1:
         residual = residual.contiguous()
     moe_kernels.combine[(rows, -(-width // COLS))](

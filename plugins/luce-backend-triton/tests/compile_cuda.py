@@ -43,7 +43,9 @@ def variants(arch, few):
             assert found is not None, (arch, name, rows)
             defined = few_rows.defines(FORMATS[name], found[0])
             yield found[0].kind, (), f"{name} {rows}", defined
-        yield "moe", ("gemv",), f"{name} 1", few_rows.defines(FORMATS[name], Shape("gemv", 1, 1, 8, 2))
+        for warps, stages in (8, 2), (9, 3):
+            shape = Shape("gemv", 1, 1, warps, stages)
+            yield "moe", ("gemv",), f"{name} {warps}", few_rows.defines(FORMATS[name], shape)
     for kind in (1,) if few else (0, 1, 2):
         yield "dense", (), f"{('F32', 'F16', 'BF16')[kind]} 1", few_floats.defines_of(kind, 1, 5120)
 

@@ -7,8 +7,10 @@ import ctypes
 import pytest
 import torch
 import torch.nn.functional as F
-from luce_backend_triton import few_floats, few_rows, formats, moe
+from luce_backend_triton import few_floats, few_rows, formats, moe, product
 from luce_backend_triton.few_rows import Shape
+
+from luce_core.contracts import Clamp, Norm
 
 from . import simt
 
@@ -139,3 +141,67 @@ def test_experts(tmp_path, blocks, dequantized, name, per, grid, beside):
                 assert not got[pair].any()
             else:
                 close(got[pair], exact[place, :rows] @ x[pair // per].double(), 1e-4)
+
+
+DOWN = "Down d; int tiles; int blocks; int room;"
+DownGiven = fields(("d", moe._Down), *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")))
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "act", "clamp", "grid", "warps", "stages"),
+    [
+        ("Q4_K", 512, "silu", None, 3, 4, 3),
+        ("Q6_K", 256, "gelu", Clamp(0.5), 1, 2, 2),
+        ("Q8_0", 288, "gelu_tanh", Clamp(0.5, "after"), 2, 5, 2),  # a block of columns that is not full
+        ("MXFP4", 64, "relu", None, 1, 1, 2),
+    ],
+)
+@pytest.mark.parametrize("common", [False, True], ids=["alone", "beside"])
+def test_all_experts_of_a_row_at_once(
+    tmp_path, blocks, dequantized, name, hidden, act, clamp, grid, warps, stages, common
+):
+    """common: with a shared expert behind them, that has a gate with a norm."""
+    count, used, rows, width = 3, 3, 2, 80
+    fmt, shape, each = formats.FORMATS[name], Shape("gemv", 1, 1, warps, stages), used + common
+    wide = formats.tiles_of(width) * formats.TILE_ROWS
+    data = blocks(name, (count + 1) * wide, hidden)
+    records = formats.pack(name, torch.from_numpy(data)).contiguous()
+    tiles, across = wide // formats.TILE_ROWS, records.shape[1]
+    ids = torch.tensor([[2, 0, 3], [1, -1, 2]], dtype=torch.int32)
+    lut = torch.tensor([1, 2, 0, -1], dtype=torch.int32)
+    weight, x, residual = torch.rand(rows, 5)[:, :used], torch.randn(rows, width), torch.randn(rows, width)
+    norm, mix = Norm(torch.rand(width) + 0.5, 1e-5), torch.randn(width)
+    gate, up = torch.randn(2, rows * each, hidden)
+    y = torch.full((rows, width), torch.nan)
+    own = records[count * tiles :] if common else None
+    middle = product.Rows(gate, None, up, act, clamp)
+    down = moe.down_of(
+        records, own, ids, lut, middle, weight, mix if common else None, x, norm, residual, y
+    )  # fmt: skip
+    library = simt.build(tmp_path, "moe", "moe_down", few_rows.defines(fmt, shape), DOWN, after=("gemv",))
+    it = DownGiven(down, tiles, across, shape.warp_room(tiles, each * across, grid))
+    shared = moe.down_bytes(fmt, shape, tiles, each * across, each, grid)
+    library.launch_deep(ctypes.byref(it), grid, 32 * warps, shared, rows)
+
+    exact = torch.from_numpy(dequantized(data, name).copy()).double().view(count + 1, wide, hidden)[:, :width]
+    if clamp is None:
+        mid = acts(act)(gate.double()) * up.double()
+    else:
+        before = clamp.at == "before"
+        mid = acts(act)(gate.double().clamp(max=clamp.limit) if before else gate.double())
+        mid = (mid if before else mid.clamp(max=clamp.limit)) * up.double().clamp(-clamp.limit, clamp.limit)
+    want = residual.double()
+    for row in range(rows):
+        for place in range(used):
+            expert = int(lut[ids[row, place]]) if ids[row, place] >= 0 else -1
+            if expert >= 0:
+                want[row] += weight[row, place].double() * (exact[expert] @ mid[row * each + place])
+        if common:
+            part = F.rms_norm(x[row].double(), (width,), norm.weight.double(), norm.eps) @ mix.double()
+            want[row] += part.sigmoid() * (exact[count] @ mid[row * each + used])
+    close(y, want, 1e-4)
+
+
+def acts(name):
+    approximate = {"approximate": "tanh"} if name == "gelu_tanh" else {}
+    return lambda x: getattr(F, name.partition("_")[0])(x, **approximate)

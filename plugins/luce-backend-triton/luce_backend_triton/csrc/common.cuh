@@ -83,6 +83,22 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
+// --- the input of a product
+
+__device__ __forceinline__ float4 load4(const float* from) {  // what other blocks have written: never through L1
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));
+  return v;
+}
+
+// act: 1 silu, 2 gelu, 3 gelu_tanh, 4 relu
+__device__ __forceinline__ float activated(int act, float gate, float up) {
+  if (act == 1) return up * gate / (1.f + __expf(fminf(-gate, 80.f)));
+  if (act == 2) return up * 0.5f * gate * (1.f + erff(gate * 0.7071067811865476f));
+  if (act == 3) return up * gate / (1.f + __expf(fminf(-1.5957691216057308f * (gate + 0.044715f * gate * gate * gate), 80.f)));
+  return up * fmaxf(gate, 0.f);
+}
+
 // --- codebooks as bytes: value + 128
 
 #if TABLE == 1

@@ -11,24 +11,11 @@
 struct In {
   const float *x, *up, *weight;
   int k, ldx;
-  int act;  // 0 none, 1 silu, 2 gelu, 3 gelu_tanh, 4 relu
+  int act;  // 0 none, else as `activated` has it
   float eps;
 };
 
 #define THREADS (32 * WARPS)
-
-__device__ __forceinline__ float4 load4(const float* from) {  // what other blocks have written: never through L1
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));
-  return v;
-}
-
-__device__ __forceinline__ float activated(int act, float gate, float up) {
-  if (act == 1) return up * gate / (1.f + __expf(fminf(-gate, 80.f)));
-  if (act == 2) return up * 0.5f * gate * (1.f + erff(gate * 0.7071067811865476f));
-  if (act == 3) return up * gate / (1.f + __expf(fminf(-1.5957691216057308f * (gate + 0.044715f * gate * gate * gate), 80.f)));
-  return up * fmaxf(gate, 0.f);
-}
 
 // x · weight of a row -> to, and Σ x², in every thread, which all call it. A thread finds its weights in `kept`, which may
 // be `to`, where it put them itself.
