@@ -2,8 +2,8 @@
 
 Few rows: CUDA C++, every pair of row and expert reads that expert's records, and the second launch makes its
 own input, weighs and sums. More: pairs sorted by expert on the device, times weights as f16, many experts at
-a time; where Triton has no tensor cores, times the records in small tiles. There the sum over experts, with the
-shared expert and the residual, is one launch.
+a time; where Triton has no tensor cores, times the records in small tiles. There the sum over experts, with
+the shared expert and the residual, is one launch.
 """
 
 from __future__ import annotations
