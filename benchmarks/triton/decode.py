@@ -2,10 +2,12 @@
 
     python benchmarks/triton/decode.py [--model qwen3.5-27b:q4_k_m ...] [--depths 0,4096] [--rows 1,16,24]
                                        [--held 16,24] [--prefill 2048] [--check] [--profile]
+                                       [--deterministic]
 
 Weights are random, in the exact sizes of the model (`luce_core.synth`), written to --folder and kept
 there. --check: logits and greedy tokens of Qwen3.5-0.8B in Q8_0, and of a small mixture,
-beside the f32 reference ops on the same device. `engine` figures are those of `LuceEngine` stepped
+beside the f32 reference ops on the same device. --deterministic: all figures under that option; with --check,
+the bits of prompts, trees and answers in any company. `engine` figures are those of `LuceEngine` stepped
 without a pause: scheduling, sampling and events included. `device` is one replay of the step's CUDA
 graph, by the device's own clock.
 """
@@ -106,6 +108,46 @@ def check(path: Path) -> None:
         del bench
     same = [a == b for a, b in zip(*answers, strict=True)]
     print("graphs give the tokens of plain calls:", "all" if all(same) else f"{same.index(False)} of 160")
+
+
+def check_deterministic(path: Path) -> None:
+    """The invariant layer: bits of a rig's logits, tokens of an engine."""
+    rig = ModelRig(
+        path, *HOOKS, layers=("triton-invariant",), device=DEVICE, cache_type="f16", block_tokens=16
+    )
+    text, tokens, path_of = prompt(700), prompt(6, 1), [0, 2, 4, 5]
+    first, second, third = (rig.open() for _ in range(3))
+    whole = rig.prefill({first: text})[first]
+    parts = [
+        rig.prefill({second: text[a:b], third: text[a : a + 9]})[second]
+        for a, b in ((0, 33), (33, 34), (34, 512), (512, 700))
+    ]
+    print(f"{path.stem}: a prompt in chunks, beside another: {same(torch.cat(parts), whole)}")
+    held = rig.hold({first: tokens}, {first: [-1, 0, 0, 1, 2, 4]})
+    alone = torch.stack([rig.decode(second, tokens[row]) for row in path_of])
+    print(f"{path.stem}: a tree, and its rows decoded alone: {same(held.logits[0][path_of], alone)}")
+    fresh = rig.open()
+    both = rig.prefill({fresh: [*text, *(tokens[row] for row in path_of)]})[fresh]
+    print(f"{path.stem}: decoded rows, and the same as a prompt: {same(both[700:], alone)}")
+    del rig
+    torch.cuda.empty_cache()
+    texts, answers = [prompt(90, seed) for seed in range(8)], {}
+    for executor in ("eager", "cuda-graphs"):
+        bench = Bench(path, executor=executor, deterministic=True)
+        answers[executor, "alone"] = [bench.answer(text, 40) for text in texts]
+        arrived = [bench.submit([text[0] + 1, *text[1:]], 40) for text in texts]  # not in the cache
+        bench.run()
+        answers[executor, "together"] = [[token for _, token in one] for one in arrived]
+        arrived = [bench.answer([text[0] + 1, *text[1:]], 40) for text in texts]
+        print(f"{executor}: eight answers together and alone: {arrived == answers[executor, 'together']}")
+        del bench
+    print(f"graphs and plain calls: {answers['eager', 'alone'] == answers['cuda-graphs', 'alone']}")
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> str:
+    if torch.equal(one, other):
+        return "the same bits"
+    return f"they differ by {float((one - other).abs().max() / other.abs().max()):.1e}"
 
 
 # --- speed
@@ -241,8 +283,10 @@ def memory(bench: Bench) -> None:
 
 def measure(path: Path, given: argparse.Namespace) -> None:
     torch.cuda.reset_peak_memory_stats()
-    bench = Bench(path)
-    print(f"{path.name}: loaded in {bench.load_s:.1f} s; {torch.cuda.get_device_name(0)}", flush=True)
+    options = {"deterministic": True} if given.deterministic else {}
+    bench = Bench(path, **options)
+    title = f"{path.name} --deterministic" if given.deterministic else path.name
+    print(f"{title}: loaded in {bench.load_s:.1f} s; {torch.cuda.get_device_name(0)}", flush=True)
     for depth in map(int, given.depths.split(",")):
         took = bench.decode_s(depth, 1)
         print(f"depth {depth}, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s", flush=True)
@@ -271,7 +315,9 @@ def measure(path: Path, given: argparse.Namespace) -> None:
     torch.cuda.empty_cache()
     if given.held:
         rows = [int(part) for part in given.held.split(",")]
-        bench = Bench(path, drafters=[ScriptedDrafter(nothing)], max_sequences=2, draft_nodes=max(rows))
+        bench = Bench(
+            path, drafters=[ScriptedDrafter(nothing)], max_sequences=2, draft_nodes=max(rows), **options
+        )
         times = {count: bench.tree_s(count) for count in [1, *rows]}
         for count, took in times.items():
             ratio = took / times[1]
@@ -295,9 +341,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "luce-models")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--deterministic", action="store_true")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    if given.check:
+    if given.check and given.deterministic:
+        check_deterministic(model_file(given.folder, "qwen3.5-0.8b:q4_k_m"))
+        check_deterministic(small_mixture(given.folder))
+    elif given.check:
         check(model_file(given.folder, "qwen3.5-0.8b:q8_0"))
         check(small_mixture(given.folder))
     for name in given.model:

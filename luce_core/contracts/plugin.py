@@ -137,7 +137,9 @@ class OpImpl:
     graph: Literal["capture", "mailbox", "split"] = "capture"
     """mailbox: a host part answers through pinned memory; split: the program is cut here."""
     row_invariant: bool = False
-    """A row's bits depend on nothing but the row; `--deterministic` allows only such ops."""
+    """A row's bits depend on nothing but the row and the text before it: not on the other rows of a batch,
+    not on the width of a tree it is held in. `--deterministic` allows only such ops.
+    """
     needs: frozenset[str] = frozenset()
     """Ops of the same layer without which it is off too (`--ops-off`): those that make what it reads, say."""
 

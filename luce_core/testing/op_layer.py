@@ -98,10 +98,12 @@ class OpLayerContract(Contract):
             allowed = self.tolerance * max(1.0, float(wanted.float().abs().max()))
             assert worst <= allowed, f"{what}: differs by {worst:.3g}, allowed {allowed:.3g}"
 
+    def _row_invariant(self, rig: ModelRig) -> bool:
+        return all(op.row_invariant for op in rig.registry.op_layer(self.layer).value.ops)
+
     def test_a_row_invariant_layer_ignores_batch_mates(self, tmp_path: Path) -> None:
         rig = self._rig(tmp_path, self.layer)
-        ops = rig.registry.op_layer(self.layer).value.ops
-        if not all(op.row_invariant for op in ops):
+        if not self._row_invariant(rig):
             return
         texts = self._texts(rig)
         seqs = [rig.open() for _ in texts]
@@ -114,6 +116,22 @@ class OpLayerContract(Contract):
             assert torch.equal(rig.decode(alone, 3 + place), held.logits[place][0]), (
                 "decode depends on others"
             )
+
+    def test_a_row_invariant_layer_ignores_the_width_of_a_tree(self, tmp_path: Path) -> None:
+        rig = self._rig(tmp_path, self.layer)
+        if not self._row_invariant(rig):
+            return
+        text, tokens, path = self._texts(rig)[1], [3, 4, 5, 6, 7], [0, 2, 4]
+        tree, alone = rig.open(), rig.open()
+        for seq in (tree, alone):
+            rig.prefill({seq: text})
+        held = rig.hold({tree: tokens}, {tree: [-1, 0, 0, 1, 2]})
+        for row in path:
+            assert torch.equal(rig.decode(alone, tokens[row]), held.logits[0][row]), (
+                f"row {row} of a tree differs from the row decoded alone"
+            )
+        rig.commit(held, [path])
+        assert torch.equal(rig.decode(tree, 8), rig.decode(alone, 8)), "what was accepted differs"
 
 
 def _run_cases(

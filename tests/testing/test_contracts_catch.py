@@ -462,3 +462,11 @@ def test_an_op_layer_is_caught_that_is_not_row_invariant_as_it_says(pytester):
         attention.append(ops, b, key + (len(b.slot) > 1), value, region)
     """
     assert op_layer(pytester, net) >= {"test_a_row_invariant_layer_ignores_batch_mates"}
+
+
+def test_an_op_layer_is_caught_whose_rows_know_the_width_of_their_tree(pytester):
+    net = """
+    def append(ops, b, key, value, region):
+        attention.append(ops, b, key + (b.phase == "held" and len(b.token) > 3), value, region)
+    """
+    assert op_layer(pytester, net) >= {"test_a_row_invariant_layer_ignores_the_width_of_a_tree"}

@@ -110,7 +110,7 @@ def _axes(sections: tuple[int, ...], interleaved: bool, device: torch.device) ->
     return section_axes(sections, interleaved).to(device, torch.int32)
 
 
-def _reads(region: Region, extra: Any, spec: AttentionSpec) -> bool:
+def reads(region: Region, extra: Any, spec: AttentionSpec) -> bool:
     """Whether the kernels do."""
     fields = region.fields
     return (
@@ -123,14 +123,14 @@ def _reads(region: Region, extra: Any, spec: AttentionSpec) -> bool:
     )
 
 
-def _reads_padded(
+def reads_padded(
     ops: Any, b: Any, q: Any, k: Any, v: Any, region: Region, spec: AttentionSpec, gate: Any = None,
     extra: Any = None,
 ) -> bool:  # fmt: skip
-    return _reads(region, extra, spec)
+    return reads(region, extra, spec)
 
 
-@takes_padding(_reads_padded)
+@takes_padding(reads_padded)
 def attention(
     ops: Any,
     b: ForwardBatch,
@@ -143,19 +143,26 @@ def attention(
     extra: Any = None,
 ) -> Tensor:
     """q [T, H·D], k, v before norm and rope -> f32[T, H·Dv]; see `Ops.attention`."""
-    if not _reads(region, extra, spec):
+    if not reads(region, extra, spec):
         return reference.attention(ops, b, q, k, v, region, spec, gate, extra)
+    check_given(k, v, region, spec, gate)
+    query = make_rows(b, flat(q), k, v, region, spec)
+    return _attend(b, query, region, spec, None if gate is None else flat(gate))
+
+
+def check_given(
+    k: Tensor | None, v: Tensor | None, region: Region, spec: AttentionSpec, gate: Tensor | None
+) -> None:
+    """Raises PluginError where an input is missing."""
     if spec.gate and gate is None:
         raise PluginError(f"Op 'attention' of layer {spec.layer} has the gate {spec.gate!r} and got none.")
     if (k is None) is not (v is None):
         raise PluginError(
             f"Region {region.name!r} has the fields k, v: op 'attention' takes both or neither."
         )
-    query = _make_rows(b, _flat(q), k, v, region, spec)
-    return _attend(b, query, region, spec, None if gate is None else _flat(gate))
 
 
-def _flat(x: Tensor) -> Tensor:
+def flat(x: Tensor) -> Tensor:
     """[T, features], features side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -175,23 +182,29 @@ def _rope_arguments(
     return axis, rope.inv_freq, rope.magnitude, constants
 
 
-def _make_rows(
-    b: ForwardBatch, q: Tensor, k: Tensor | None, v: Tensor | None, region: Region, spec: AttentionSpec
-) -> Tensor:
-    """The query, turned, as [T, H, D] of the keys' type; k and v go to their entries."""
+def make_rows(
+    b: ForwardBatch, q: Tensor, k: Tensor | None, v: Tensor | None, region: Region, spec: AttentionSpec,
+    heads_each: int | None = None,
+) -> Tensor:  # fmt: skip
+    """The query, turned, as [T, H, D] of the keys' type; k and v go to their entries.
+
+    heads_each: heads of a program; None: more where there are many rows.
+    """
     rows, heads, kv_heads, dim = q.shape[0], spec.heads, spec.kv_heads, spec.head_dim
     pages_k, pages_v = region.fields["k"], region.fields["v"]
     query = torch.empty(rows, heads, dim, dtype=pages_k.dtype, device=q.device)
     if rows == 0:
         return query
     write = k is not None and v is not None
-    key, value = (_flat(k), _flat(v)) if k is not None and v is not None else (q, q)
+    key, value = (flat(k), flat(v)) if k is not None and v is not None else (q, q)
     table = b.table[region.group]
     axis, frequency, magnitude, turning = _rope_arguments(spec.rope, dim, q)
     norms = (spec.q_norm, spec.k_norm, spec.v_norm)
     weights = [q if norm is None else norm.weight for norm in norms]
     eps = [0.0 if norm is None else norm.eps for norm in norms]
-    per, overlap = 8 if INTERPRETED or rows * heads >= 1024 else 1, overlaps(q.device)
+    per, overlap = heads_each, overlaps(q.device)
+    if per is None:
+        per = 8 if INTERPRETED or rows * heads >= 1024 else 1
     groups = -(-heads // per) + (2 * -(-kv_heads // per) if write else 0)
     width = max(dim, spec.value_dim)
     kernels.make_rows[(rows, groups)](

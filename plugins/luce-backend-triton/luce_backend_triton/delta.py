@@ -50,7 +50,7 @@ def halves(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.float16
 
 
-def _padded(dim: int) -> int:
+def padded(dim: int) -> int:
     return max(16, int(triton.next_power_of_2(dim)))
 
 
@@ -124,7 +124,7 @@ def _held(
     (log_x,) = conv.log.values()
     log, most = state.log, log_x.shape[1]
     dims = _dims(spec)
-    wide = _padded(spec.key_dim), _padded(spec.value_dim)
+    wide = padded(spec.key_dim), padded(spec.value_dim)
     q_scale = spec.key_dim**-0.5
     named = (spec.norm.weight, spec.a, spec.dt_bias)
     strides = (qkv.stride(0), z.stride(0), beta.stride(0), decay.stride(0))
@@ -158,7 +158,7 @@ def _held_trees(
     (log_x,) = conv.log.values()
     log, most = state.log, log_x.shape[1]
     heads, dims, overlap = spec.value_heads, _dims(spec), overlaps(device)
-    wide = _padded(spec.key_dim), _padded(spec.value_dim)
+    wide = padded(spec.key_dim), padded(spec.value_dim)
     q, k = (torch.empty(rows, spec.key_heads, spec.key_dim, device=device) for _ in range(2))
     v = torch.empty(rows, heads, spec.value_dim, device=device)
     tile = min(16, triton.next_power_of_2(rows))
@@ -168,7 +168,7 @@ def _held_trees(
         KERNEL=spec.conv.shape[1], num_warps=4, OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
     cols = wide[1] if INTERPRETED else min(wide[1], HELD_COLS)
-    largest = _padded(min(rows, most))
+    largest = padded(min(rows, most))
     for size, above in ((16, 1), (64, 16)):
         if above < largest:
             kernels.held_tree[(heads, seqs, -(-spec.value_dim // cols))](
@@ -189,7 +189,7 @@ def _prompt(
 ) -> None:
     qkv, z, beta, decay = given
     rows, seqs, device = qkv.shape[0], b.slot.shape[0], qkv.device
-    dims, wide = _dims(spec), (_padded(spec.key_dim), _padded(spec.value_dim))
+    dims, wide = _dims(spec), (padded(spec.key_dim), padded(spec.value_dim))
     key_heads, heads = spec.key_heads, spec.value_heads
     half = halves(device)
     q, k = (torch.empty(rows, key_heads, spec.key_dim, dtype=half, device=device) for _ in range(2))

@@ -29,13 +29,20 @@ GRAPHS = "cuda-graphs"
 OPS = (
     "pack_linear", "pack_group", "linear", "table_rows", "norm_linear", "linear_out", "gated_mlp", "head",
 )  # fmt: skip
-SEQUENCE_OPS = {
-    "attention": "attention", "delta": "delta", "commit_pages": "state", "commit_slot": "state",
-    "commit_slots": "state", "route": "route", "sample": "picks", "newest_tokens": "picks",
-    "note_picks": "picks",
+SHARED_OPS = {
+    "commit_pages": "state", "commit_slot": "state", "commit_slots": "state", "sample": "picks",
+    "newest_tokens": "picks", "note_picks": "picks",
 }  # fmt: skip
 """Op -> the module of its function: the same for every layer."""
-LAYERS = {"triton": "CUDA", "triton-portable": "PORTABLE"}
+KERNELS = {"triton": "CUDA", "triton-portable": "PORTABLE"}
+"""Op layer -> which of a module's."""
+INVARIANT = {"triton-invariant": "CUDA", "triton-invariant-portable": "PORTABLE"}
+"""Likewise; their modules are those of `invariant`."""
+COMPILED = (next(iter(KERNELS)), next(iter(INVARIANT)))
+DETERMINISTIC = (
+    "--deterministic: a row's bits do not depend on its batch; latents, compressed entries, streams and "
+    "linear attention without the delta rule go to the f32 reference, where the width of a tree counts"
+)
 TOO_OLD_RANK = -100
 """Of a card whose kernels there are none for: behind every other device."""
 LARGE_BYTES, LARGE_CHUNK = 38 << 30, 2048
@@ -91,30 +98,48 @@ def luce_register_ops() -> list[OpLayer]:
     summaries = {
         "triton": "weights in the file's precision; few rows in CUDA C++, many through f16 products",
         "triton-portable": "the same without CUDA C++: Triton alone",
+        "triton-invariant": "weights in the file's precision; a row's bits depend on nothing but the row",
+        "triton-invariant-portable": "the same without CUDA C++: Triton alone",
     }
     return [
         OpLayer(
             name,
-            (
-                *(OpImpl(op, f"luce_backend_triton.ops:{ops}.{op}", needs=_needs(op)) for op in OPS),
-                *(OpImpl(op, f"luce_backend_triton.{where}:{op}") for op, where in SEQUENCE_OPS.items()),
-                OpImpl("experts", f"luce_backend_triton.moe:{ops}.experts"),
-            ),
+            _impls(ops, invariant=name in INVARIANT),
             Equivalence.ROUNDING,
             frozenset({"triton"}),
             summaries[name],
             weight_share=memory.WEIGHT_SHARE,
             scratch_bytes=memory.SCRATCH_BYTES,
-            self_check=f"luce_backend_triton.selfcheck:check_{ops.lower()}",
+            self_check=f"{_package(name in INVARIANT)}.selfcheck:check_{ops.lower()}",
             prepare="luce_backend_triton.capability:prepare",
         )
-        for name, ops in LAYERS.items()
+        for name, ops in (KERNELS | INVARIANT).items()
     ]
 
 
 def _needs(op: str) -> frozenset[str]:
     """Packed weights are made for the ops that read them, and read by no others."""
     return frozenset({"linear", "table_rows"} if op == "pack_linear" else {"pack_linear"})
+
+
+def _package(invariant: bool) -> str:
+    return "luce_backend_triton.invariant" if invariant else "luce_backend_triton"
+
+
+def _impls(ops: str, invariant: bool) -> tuple[OpImpl, ...]:
+    """ops: CUDA or PORTABLE."""
+    package = _package(invariant)
+    places = {op: f"{package}.ops:{ops}.{op}" for op in OPS}
+    if invariant:
+        places |= {op: f"{package}.ops:{ops}.{op}" for op in ("rms", "head_rms")}
+    places |= {op: f"{package}.{op}:{op}" for op in ("attention", "delta")}
+    route, experts = ("mixtures", "mixtures") if invariant else ("route", "moe")
+    places |= {"route": f"{package}.{route}:route", "experts": f"{package}.{experts}:{ops}.experts"}
+    places |= {op: f"luce_backend_triton.{where}:{op}" for op, where in SHARED_OPS.items()}
+    return tuple(
+        OpImpl(op, place, row_invariant=invariant, needs=_needs(op) if op in OPS else frozenset())
+        for op, place in places.items()
+    )
 
 
 @hookimpl
@@ -135,20 +160,20 @@ def luce_register_parts() -> list[PartSpec]:
 def luce_extend_plan(plan: BackendPlan) -> Sequence[PlanPatch]:
     if not _is_ours(plan) or _too_old(plan):
         return []
-    if plan.values["deterministic"]:
-        why = "a row's bits depend on how many others there are, so --deterministic takes the f32 reference"
-        return [PlanPatch(OP_LAYERS, (), why)]
-    asked, ability = plan.values["triton.kernels"], capability.of_features(_device(plan).features)
+    asked, exact = plan.values["triton.kernels"], bool(plan.values["deterministic"])
+    ability = capability.of_features(_device(plan).features)
     graphs = PlanPatch(EXECUTOR, (GRAPHS,), "the host's calls would take longer than the card's work")
     patches = [graphs, *_chunk(plan)]
+    cuda, portable = tuple(INVARIANT if exact else KERNELS)
+    promise = f"; {DETERMINISTIC}" if exact else ""
     if asked == "triton":
-        return [PlanPatch(OP_LAYERS, ("triton-portable",), "--triton-kernels triton"), *patches]
+        return [PlanPatch(OP_LAYERS, (portable,), f"--triton-kernels triton{promise}"), *patches]
     version = nvrtc.compiler_version(ability.arch)
     if asked == "auto" and not version:
-        why = f"no NVRTC for {ability.arch}; few rows are slower in Triton"
-        return [PlanPatch(OP_LAYERS, ("triton-portable",), why), *patches]
+        why = f"no NVRTC for {ability.arch}; few rows are slower in Triton{promise}"
+        return [PlanPatch(OP_LAYERS, (portable,), why), *patches]
     why = "; ".join((f"CUDA C++ by NVRTC {version}", *_lacks(ability)))
-    return [PlanPatch(OP_LAYERS, ("triton",), why), *patches]
+    return [PlanPatch(OP_LAYERS, (cuda,), f"{why}{promise}"), *patches]
 
 
 def _lacks(ability: capability.Ability) -> list[str]:
@@ -180,11 +205,12 @@ def luce_check_plan(plan: BackendPlan) -> Sequence[Problem]:
         why = f"its kernels need {words(OLDEST)} (products of bytes) or newer"
         return [Problem(f"Device {device.id!r} is {device.name}; {why}.", "Choose another: --device cpu.")]
     ability, problems = capability.of_features(device.features), []
-    if "triton" in plan.values[OP_LAYERS] and not nvrtc.compiler_version(ability.arch):
+    compiled = [name for name in COMPILED if name in plan.values[OP_LAYERS]]
+    if compiled and not nvrtc.compiler_version(ability.arch):
         problems.append(
             Problem(
-                "Op layer 'triton' compiles CUDA C++, but there is no NVRTC beside torch or in a toolkit "
-                f"that knows {ability.arch}.",
+                f"Op layer {compiled[0]!r} compiles CUDA C++, but there is no NVRTC beside torch or in a "
+                f"toolkit that knows {ability.arch}.",
                 f"Install {nvrtc.package(ability.arch)}, set CUDA_HOME, or choose --triton-kernels triton.",
             )
         )

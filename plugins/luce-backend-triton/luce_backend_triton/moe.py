@@ -43,7 +43,7 @@ SORTED = 4096
 """Pairs a program looks at in one go."""
 
 
-def _takes(bank: ExpertBank, act: str, shared: SharedExpert | None) -> bool:
+def takes(bank: ExpertBank, act: str) -> bool:
     """Whether the kernels do."""
     stack = bank.stack
     every = (*stack.gate_up, stack.down)
@@ -79,6 +79,9 @@ def _alike(bank: ExpertBank, shared: SharedExpert, clamp: Clamp | None) -> bool:
 class Experts:
     """The op of one layer. cuda: few rows go through CUDA C++."""
 
+    fixed = False
+    """Whether launches are cut for one row, however many there are."""
+
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
 
@@ -96,13 +99,13 @@ class Experts:
         clamp: Clamp | None = None,
     ) -> Tensor:
         """residual + post(Σ weight · expert(norm(x)) + shared(norm(x))) -> f32[T, E]; see `Ops.experts`."""
-        if not _takes(bank, act, shared) or not x.shape[0]:
+        if not takes(bank, act) or not x.shape[0]:
             return reference.experts(ops, x, norm, routed, bank, shared, residual, post, act, clamp)
         x = x.float().contiguous()
         ids = routed[0].contiguous()
         few, stack = self._few(x, ids), bank.stack
         alike = few and shared is not None and _alike(bank, shared, clamp)
-        chosen = _Few(bank, ids, shared if alike else None) if few else _Sorted(bank, ids)
+        chosen = _Few(bank, ids, shared if alike else None, self.fixed) if few else _Sorted(bank, ids)
         gate, up = chosen.products(Rows(x, norm), stack.gate_up, chosen.each)
         middle, beside = Rows(gate, None, up, act, clamp), None
         own = residual if post is None else None
@@ -197,8 +200,8 @@ def _down_shape(
 class _Few:
     """Every pair by itself. shared: as one more expert, that every row has."""
 
-    def __init__(self, bank: ExpertBank, ids: Tensor, shared: SharedExpert | None) -> None:
-        self.bank, self.ids = bank, ids
+    def __init__(self, bank: ExpertBank, ids: Tensor, shared: SharedExpert | None, fixed: bool) -> None:
+        self.bank, self.ids, self.fixed = bank, ids, fixed
         self.used = ids.shape[1]
         self.each = self.used + (shared is not None)
         self._beside: dict[int, tuple[Tensor, ...]] = {}
@@ -216,7 +219,8 @@ class _Few:
         out = [torch.empty(pairs, n, device=device) for _ in weights]
         tiles, blocks = tiles_of(n), matrix.blocks
         room = shapes.room_of(device.index or 0)
-        shape, grid = _shape(matrix.format, tiles, blocks, pairs * len(weights), room)
+        cut_for = (self.each if self.fixed else pairs) * len(weights)
+        shape, grid = _shape(matrix.format, tiles, blocks, cut_for, room)
         beside = self._beside.get(len(weights))
         stack = _Stack(
             _two([w.packed.records for w in weights]), NONE if beside is None else _two(beside),
@@ -245,7 +249,8 @@ class _Few:
         count, blocks = x.shape[0], matrix.blocks
         n, hidden = matrix.rows // stack.count, rows.x.shape[1]
         tiles, room = tiles_of(n), shapes.room_of(device.index or 0)
-        cut = _down_shape(matrix.format, tiles, self.each * blocks, self.each, count, room)
+        cut_for = 1 if self.fixed else count
+        cut = _down_shape(matrix.format, tiles, self.each * blocks, self.each, cut_for, room)
         if cut is None or hidden % 4 or x.shape[1] % 4:
             return None
         y = torch.empty(count, n, device=device)

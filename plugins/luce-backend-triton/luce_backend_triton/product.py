@@ -59,6 +59,11 @@ class Rows:
         limit = self.clamp.limit if self.clamp else 0.0
         return (x, up, weight), self.norm.eps if self.norm else 0.0, limit, constants
 
+    def part(self, first: int, count: int) -> Rows:
+        """Rows first .. first + count of this input, fewer at its end."""
+        of = slice(first, first + count)
+        return Rows(self.x[of], self.norm, None if self.up is None else self.up[of], self.act, self.clamp)
+
     def given(self) -> Given | None:
         """For the kernel that makes x ready itself; None: it cannot."""
         if self.clamp is not None:
@@ -87,9 +92,7 @@ class Rows:
             self._few[kind] = out
         return self._few[kind]
 
-    def dense(
-        self, dtype: torch.dtype = torch.float16, align: int = RECORD_COLS
-    ) -> tuple[Tensor, Tensor]:
+    def dense(self, dtype: torch.dtype = torch.float16, align: int = RECORD_COLS) -> tuple[Tensor, Tensor]:
         """[m, columns up to a multiple of `align`], and the factor f32[m] of each row."""
         if (dtype, align) not in self._dense:
             (x, up, weight), eps, limit, constants = self._common()
@@ -121,7 +124,8 @@ def product(matrix: Matrix, rows: Rows, cuda: bool, behind: Behind = NOTHING) ->
             )  # fmt: skip
             return y
     if m <= PORTABLE_LIMIT:
-        return _portable(matrix, rows, scale, bias, residual)
+        most = PORTABLE_TILE if capability.on(device).matrix else PORTABLE_SMALL
+        return portable(matrix, rows, behind, max(16, min(most, triton.next_power_of_2(m))))
     return _finish(_many(matrix, rows), rows.dense()[1], behind)
 
 
@@ -138,15 +142,13 @@ def on_floats(dense: Dense, rows: Rows, behind: Behind) -> Tensor | None:
     return y if few_floats.launch(weight, given, y, behind) else None
 
 
-def _portable(
-    matrix: Matrix, rows: Rows, scale: Tensor | None, bias: Tensor | None, residual: Tensor | None
-) -> Tensor:
+def portable(matrix: Matrix, rows: Rows, behind: Behind, block: int) -> Tensor:
+    """`product` in Triton, `block` rows of x in a program."""
+    scale, bias, residual = behind.scale, behind.bias, behind.residual
     x, factors = rows.dense()
     m = x.shape[0]
     y = torch.empty(m, matrix.rows, device=x.device)
-    tile = min(512, triton.next_power_of_2(matrix.rows)) if kernels.INTERPRETED else 32
-    most = PORTABLE_TILE if capability.on(x.device).matrix else PORTABLE_SMALL
-    tile, block = max(16, tile), max(16, min(most, triton.next_power_of_2(m)))
+    tile = max(16, min(512, triton.next_power_of_2(matrix.rows)) if kernels.INTERPRETED else 32)
     kernels.linear[(-(-matrix.rows // tile), -(-m // block))](
         x, factors, *matrix.views(), y,
         y if scale is None else scale, y if bias is None else bias, y if residual is None else residual,

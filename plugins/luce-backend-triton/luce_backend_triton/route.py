@@ -27,7 +27,7 @@ MOST_EXPERTS = 1024
 SCORES = ("softmax", "sigmoid")
 
 
-def _takes(w: Linear | Tensor, spec: RouteSpec) -> bool:
+def takes(w: Linear | Tensor, spec: RouteSpec) -> bool:
     """Whether the kernels do."""
     return (
         isinstance(w, Tensor)
@@ -48,31 +48,43 @@ def route(
     ops: Any, b: ForwardBatch, x: Tensor, norm: Norm | None, w: Linear | Tensor, spec: RouteSpec
 ) -> tuple[Tensor, Tensor]:
     """ids i32[T, k], weight f32[T, k], of logits w · norm(x), in f32; see `Ops.route`."""
-    if not _takes(w, spec) or not x.shape[0]:
+    if not takes(w, spec) or not x.shape[0]:
         return reference.route(ops, b, x, norm, w, spec)
     assert isinstance(w, Tensor)
     x = x.float()
     x = x if x.stride(-1) == 1 else x.contiguous()
-    rows, (count, width) = x.shape[0], w.shape
     overlap = overlaps(x.device) if x.is_cuda else False
-    if rows <= FEW_ROWS:
-        logits = torch.empty(rows, count, device=x.device)
-        tile = triton.next_power_of_2(count) if INTERPRETED else TILE
-        kernels.logits[(rows, -(-count // tile))](
-            x, x if norm is None else norm.weight, w, logits, count, width, x.stride(0),
-            0.0 if norm is None else norm.eps, NORM=norm is not None, TILE=tile,
-            WHOLE=triton.next_power_of_2(width), num_warps=8, OVERLAP=overlap, launch_pdl=overlap,
-        )  # fmt: skip
+    if x.shape[0] <= FEW_ROWS:
+        scores = logits(x, norm, w, overlap)
     else:
-        logits = F.linear(x if norm is None else Rows(x, norm).dense(torch.float32, 1)[0], w)
-    ids = torch.empty(rows, spec.top_k, dtype=torch.int32, device=x.device)
-    weight = torch.empty(rows, spec.top_k, device=x.device)
+        scores = F.linear(x if norm is None else Rows(x, norm).dense(torch.float32, 1)[0], w)
+    return pick(b, scores, spec, overlap)
+
+
+def logits(x: Tensor, norm: Norm | None, w: Tensor, overlap: bool) -> Tensor:
+    """w · norm(x) -> f32[T, experts]: every row by itself. x f32, columns side by side."""
+    rows, (count, width) = x.shape[0], w.shape
+    out = torch.empty(rows, count, device=x.device)
+    tile = triton.next_power_of_2(count) if INTERPRETED else TILE
+    kernels.logits[(rows, -(-count // tile))](
+        x, x if norm is None else norm.weight, w, out, count, width, x.stride(0),
+        0.0 if norm is None else norm.eps, NORM=norm is not None, TILE=tile,
+        WHOLE=triton.next_power_of_2(width), num_warps=8, OVERLAP=overlap, launch_pdl=overlap,
+    )  # fmt: skip
+    return out
+
+
+def pick(b: ForwardBatch, scores: Tensor, spec: RouteSpec, overlap: bool) -> tuple[Tensor, Tensor]:
+    """The experts of every row by its logits [T, experts], and their weights."""
+    rows, count = scores.shape
+    ids = torch.empty(rows, spec.top_k, dtype=torch.int32, device=scores.device)
+    weight = torch.empty(rows, spec.top_k, device=scores.device)
     kernels.pick[(rows,)](
-        logits, logits if spec.bias is None else spec.bias, b.parent, ids, weight, count, spec.scale,
+        scores, scores if spec.bias is None else spec.bias, b.parent, ids, weight, count, spec.scale,
         K=spec.top_k, X=triton.next_power_of_2(count), SOFTMAX=spec.score == "softmax",
         BIAS=spec.bias is not None, RENORM=spec.renorm, num_warps=1, OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
     return ids, weight
 
 
-__all__ = ["route"]
+__all__ = ["logits", "pick", "route", "takes"]

@@ -50,6 +50,7 @@ ROUNDED = 2e-3
 EXACT = 1e-4
 """Of f32."""
 TREE = [-1, 0, 0, 1, 3]
+Op = Callable[..., Any]
 BLOCK, BLOCK_COUNT, SLOTS, HELD = 16, 12, 4, 8
 
 
@@ -57,9 +58,9 @@ def check(layer: ops.Layer, device: str) -> Iterator[KernelCheck]:
     """All checks of one layer."""
     torch.manual_seed(0)
     yield from products(layer, device, (*FORMATS, *FLOATS), ROWS)
-    yield from sequences(device)
-    yield from routes(device)
-    yield from experts(layer, device, tuple(FORMATS), EXPERT_ROWS)
+    yield from sequences(device, attention.attention, delta.delta)
+    yield from routes(device, route.route)
+    yield from experts(layer, device, tuple(FORMATS), EXPERT_ROWS, moe.Experts(layer.cuda).experts)
     yield from picking(device)
 
 
@@ -77,7 +78,7 @@ def products(
     namespace = build_ops({name: getattr(layer, name) for name in names_of})
     width = 768
     for name in names:
-        pairs = [_matrix(namespace, name, out, width, device) for out in (176, 40)]
+        pairs = [matrix(namespace, name, out, width, device) for out in (176, 40)]
         group = LinearGroup(tuple(w for w, _ in pairs), namespace.pack_group(tuple(w for w, _ in pairs)))
         norm = Norm(torch.rand(width, device=device) + 0.5, 1e-6)
         for count in rows:
@@ -97,7 +98,7 @@ def _avoided(layer: ops.Layer) -> tuple[tuple[str, ...], str]:
     return ("linear",), "--triton-kernels triton" if layer.cuda else ""
 
 
-def _matrix(
+def matrix(
     namespace: Any, name: str, out: int, width: int, device: str, seed: int = 0
 ) -> tuple[Linear, Tensor]:
     """Packed, and exact as float64."""
@@ -128,10 +129,13 @@ def _random_blocks(name: str, rows: int, cols: int, seed: int) -> np.ndarray:
 # --- attention, linear attention, commits
 
 
-def sequences(device: str) -> Iterator[KernelCheck]:
-    """A prompt of two sequences, then a tree and a chain behind it, by the layer and by the reference."""
+def sequences(device: str, attend: Op, recur: Op) -> Iterator[KernelCheck]:
+    """A prompt of two sequences, then a tree and a chain behind it, by the layer and by the reference.
+
+    attend, recur: the ops `attention` and `delta` of the layer.
+    """
     mine = build_ops({
-        "attention": attention.attention, "delta": delta.delta, "commit_pages": state.commit_pages,
+        "attention": attend, "delta": recur, "commit_pages": state.commit_pages,
         "commit_slot": state.commit_slot, "commit_slots": state.commit_slots,
     })  # fmt: skip
     theirs = build_ops()
@@ -223,11 +227,11 @@ def _delta(namespace: Any, device: str) -> Run:
 # --- experts
 
 
-def routes(device: str) -> Iterator[KernelCheck]:
+def routes(device: str, op: Op) -> Iterator[KernelCheck]:
     """Weights of the chosen experts, spread over all of them, beside float64."""
     rng = torch.Generator().manual_seed(3)
     width, count, top = 96, 40, 4
-    namespace = build_ops({"route": route.route})
+    namespace = build_ops({"route": op})
     norm = Norm(1 + 0.1 * torch.randn(width, generator=rng).to(device), 1e-6)
     w = torch.randn(count, width, generator=rng).to(device)
     table = {"full": SeqTable(tuple(range(4)), tuple(range(0, 4 * BLOCK, BLOCK)))}
@@ -244,18 +248,18 @@ def routes(device: str) -> Iterator[KernelCheck]:
 
 
 def experts(
-    layer: ops.Layer, device: str, names: Iterable[str], rows: Iterable[int]
+    layer: ops.Layer, device: str, names: Iterable[str], rows: Iterable[int], op: Op
 ) -> Iterator[KernelCheck]:
     """Norm, four experts of which each row has two, a shared one with its gate, residual, beside float64."""
     names_of = ("pack_linear", "pack_group", "linear", "norm_linear", "linear_out", "gated_mlp")
     namespace = build_ops({
-        **{name: getattr(layer, name) for name in names_of}, "experts": moe.Experts(layer.cuda).experts,
+        **{name: getattr(layer, name) for name in names_of}, "experts": op,
     })  # fmt: skip
     count, width, hidden, used = 4, 256, 512, 2
     shapes = ((count * hidden, width), (count * hidden, width), (count * width, hidden),
               (hidden, width), (hidden, width), (width, hidden))  # fmt: skip
     for name in names:
-        pairs = [_matrix(namespace, name, *shape, device, seed) for seed, shape in enumerate(shapes)]
+        pairs = [matrix(namespace, name, *shape, device, seed) for seed, shape in enumerate(shapes)]
         plain = [Linear("w", w.out_features, w.in_features, name, w.packed) for w, _ in pairs]
         gate, up, down = (exact.view(count, -1, exact.shape[1]) for _, exact in pairs[:3])
         factor = torch.randn(width, device=device) * 0.05

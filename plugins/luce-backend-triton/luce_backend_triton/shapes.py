@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from luce_backend_triton import capability
 from luce_backend_triton.few_rows import GEMV_PASS, GEMV_ROWS, MMA_ROWS, Shape
@@ -99,3 +99,24 @@ def _in_passes(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -
             if room.fits(shape.shared_bytes(fmt, tiles, blocks, grid), per):
                 return shape, grid
     return None
+
+
+@cache
+def choose_any(fmt: RecordFormat, tiles: int, blocks: int, room: Room) -> tuple[Shape, int] | None:
+    """One kernel for any number of rows of x, and its thread blocks: the order of its sums is that of the
+    widest pass, whichever is launched (`narrowed`). Without tensor cores that is a row. None: nothing fits.
+    """
+    if not room.mma:
+        return _in_passes(fmt, 1, tiles, blocks, room)
+    for each, warps, stages, per in MMA[MMA_ROWS]:
+        shape, grid = Shape("mma", MMA_ROWS, each, warps, stages), room.multiprocessors * per
+        if room.fits(shape.shared_bytes(fmt, tiles, blocks, grid), per):
+            return shape, grid
+    return None
+
+
+def narrowed(shape: Shape, m: int) -> Shape:
+    """The same kernel for m rows: fewer of x in a pass, each summed as in the widest."""
+    if shape.kind == "gemv":
+        return shape
+    return evolve(shape, x_rows=min(-(-m // 8) * 8, shape.x_rows))

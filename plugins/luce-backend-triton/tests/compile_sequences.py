@@ -21,6 +21,9 @@ from luce_backend_triton import (
     state_kernels,
 )
 from luce_backend_triton.formats import FORMATS, SCALE_KINDS
+from luce_backend_triton.invariant import attention_kernels as invariant_attention
+from luce_backend_triton.invariant import delta_kernels as invariant_delta
+from luce_backend_triton.invariant import kernels as invariant_kernels
 from triton.compiler import ASTSource
 
 I32 = (
@@ -34,7 +37,7 @@ F32 = (
 PLAIN = (
     "ldq", "ldk", "ldv", "axis_stride", "row_stride", "table_stride", "num_rows", "num_seqs", "words", "ldg",
     "splits", "ldqkv", "ldz", "ldbeta", "lddecay", "most", "ldx", "ldr", "width", "path_stride", "n",
-    "blocks", "per", "tiles", "weight_stride", "wide",
+    "blocks", "per", "tiles", "weight_stride", "wide", "m", "ldy",
 )  # fmt: skip
 
 
@@ -73,6 +76,12 @@ def variants(target, dim):
         yield attention_kernels.attend, {**large, **overlap}, asked, {"num_warps": 8, "num_stages": 2}
     ends = {"H": 6, "DV": dim, "DVB": 32, "STEP": 16, "SINKS": True, "GATE": 2, "PER_HEAD": True}
     yield attention_kernels.join, {**ends, **overlap}, {}, {}
+    alike = {**heads, **all_of, "M": 32, "N": 32, "PART": 512, "SB": 4, **overlap}
+    yield invariant_attention.attend_parts, {**alike, "RT": 1}, asked, {"num_stages": 2}
+    chunk_of = {**alike, "RT": 10, "HELD": False, "SPAN": True}
+    yield invariant_attention.attend_parts, chunk_of, asked, {"num_stages": 2}
+    whole = {"H": 6, "DV": dim, "DVP": dim, "HP": 1, "SINKS": True, "GATE": 2, "PER_HEAD": True}
+    yield invariant_attention.join_parts, {**whole, **overlap}, {}, {"num_warps": 1}
     dims = {"KH": 2, "VH": 4, "DK": dim, "DV": dim}
     taps = {**dims, "DKP": dim, "DVP": dim, "KERNEL": 4}
     pointer = {"window": "*fp32"}
@@ -82,6 +91,9 @@ def variants(target, dim):
     yield delta_kernels.held_tree, {**tree, **overlap}, {}, {}
     turn = {**taps, "R": 4, "ABOVE": 0, "KDA": True}
     yield delta_kernels.held_in_turn, {**turn, **overlap}, pointer, {"num_warps": 8}
+    held, prompt = {"HELD": True, "KDA": False, **overlap}, {"HELD": False, "KDA": True, "OVERLAP": False}
+    yield invariant_delta.in_turn, {**taps, **held}, pointer, {"num_warps": 8}
+    yield invariant_delta.in_turn, {**taps, **prompt}, pointer, {"num_warps": 8}
     yield delta_kernels.norm_heads, {"VH": 4, "DV": dim, "DVP": dim, "RT": 4, **overlap}, {}, {}
     fold = {**dims, "DKP": dim, "DVB": 32, "KDA": False, **overlap}
     yield state_kernels.fold, fold, {}, {}
@@ -115,6 +127,9 @@ def variants(target, dim):
     yield pick_kernels.fill_tokens, {"S": 16}, filled, {"num_warps": 1}
     noted = {**numbers, "picks": "*i64", "count": "*i32", "out": "*i64"}
     yield pick_kernels.note, {"ENDS": 32}, noted, {"num_warps": 1}
+    has = {"HAS_SCALE": True, "HAS_BIAS": True, "HAS_RESIDUAL": True, "M": 32, "ROWS": 32, "DEPTH": 64}
+    types = {"x": "*bf16", "w": "*bf16", "scale": "*fp32", "k": "i32"}
+    yield invariant_kernels.linear_floats, has, types, {"num_stages": 3}
     of = {"X": 8, "EXPERTS": 8}
     weights = {"x": "*fp16", "records": "*u8", "halves": "*fp16", "w": "*fp16"}
     yield moe_kernels.grouped, {**of, "M": 16, "ROWS": 16, **packed}, weights, {}
@@ -124,7 +139,10 @@ def variants(target, dim):
     yield moe_kernels.combine, one, {"each": "i32", "lds": "i32"}, {}
 
 
-FEW = ("make_rows", "attend", "held_one", "solve", "carry", "best_of_part")
+FEW = (
+    "make_rows", "attend", "held_one", "solve", "carry", "best_of_part", "attend_parts", "in_turn",
+    "linear_floats",
+)  # fmt: skip
 
 
 def main(targets, dim, names):

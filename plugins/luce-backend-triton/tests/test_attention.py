@@ -2,59 +2,32 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from attrs import evolve
-from luce_backend_triton import attention
+from luce_backend_triton import attention as plain
+from luce_backend_triton.invariant import attention as invariant
 
-from luce_core.contracts import AttentionSpec, Norm, Region, RopeSpec, SeqTable
-from luce_core.model.batch import RowSet, make_batch
+from luce_core.contracts import Norm, RopeSpec
+from luce_core.model.batch import make_batch
 from luce_core.ops import build_ops
 
-BLOCK = 8
+sys.path.insert(0, str(Path(__file__).parent))
+from worlds import DIM, Pages, moved, spec
+
 TREE = [-1, 0, 0, 1, 3, -2]
 OPS = build_ops()
-DIM = 16
+MODULE = plain
 
 
-class World:
-    """Pages, and batches of sequences whose blocks are shuffled."""
-
-    def __init__(
-        self, device, dtype=torch.float32, kv_heads=2, dim=DIM, value_dim=DIM, blocks=40, v_dtype=None
-    ):
-        self.device = device
-        self.rng = torch.Generator().manual_seed(3)
-        self.free = torch.randperm(blocks, generator=self.rng).tolist()
-        shapes = {"k": (kv_heads, dim), "v": (kv_heads, value_dim)}
-        fields = {name: self.rand(blocks, BLOCK, *shape).to(dtype) for name, shape in shapes.items()}
-        fields["v"] = fields["v"].to(v_dtype or dtype)
-        self.region = Region("r", "full", fields, BLOCK)
-
-    def rand(self, *shape):
-        return torch.randn(*shape, generator=self.rng).to(self.device)
-
-    def table(self, tokens, gone=()):
-        """Blocks for so many tokens, those numbered `gone` evicted."""
-        kept = [n for n in range(-(-tokens // BLOCK)) if n not in gone]
-        return {"full": SeqTable(tuple(self.free.pop() for _ in kept), tuple(n * BLOCK for n in kept))}
-
-    def rows(self, slot, length, count, gone=(), **more):
-        return RowSet(slot, length, [1] * count, self.table(length + count, gone), **more)
-
-    def batch(self, phase, *rows):
-        return make_batch(phase, list(rows), device=str(self.device))
-
-
-def spec(heads=4, kv_heads=2, dim=DIM, value_dim=DIM, **more):
-    rope = RopeSpec(torch.logspace(0, -2, dim // 4))
-    return evolve(AttentionSpec(0, heads, kv_heads, dim, value_dim, dim**-0.5, rope), **more)
-
-
-def moved(s, device):
-    """The same on the device."""
-    rope = s.rope and evolve(s.rope, inv_freq=s.rope.inv_freq.to(device))
-    return evolve(s, rope=rope, sinks=None if s.sinks is None else s.sinks.to(device))
+@pytest.fixture(params=[plain, invariant], ids=["plain", "invariant"], autouse=True)
+def attention(request, monkeypatch):
+    """The module of the op: every test runs for both."""
+    monkeypatch.setitem(globals(), "MODULE", request.param)
+    return request.param
 
 
 def compare(world, b, s, tolerance=1e-5, share=False):
@@ -68,7 +41,7 @@ def compare(world, b, s, tolerance=1e-5, share=False):
         k, v = world.rand(rows, s.kv_heads * s.head_dim), world.rand(rows, s.kv_heads * s.value_dim)
     other = evolve(world.region, fields={name: page.clone() for name, page in world.region.fields.items()})
     want = OPS.attention(b, q, k, v, other, s, gate=gate)
-    got = attention.attention(OPS, b, q, k, v, world.region, s, gate=gate)
+    got = MODULE.attention(OPS, b, q, k, v, world.region, s, gate=gate)
     for name, page in other.fields.items():
         mine = world.region.fields[name]
         near = 1e-5 if page.dtype is torch.float32 else 1e-2  # RoPE may round to the other neighbour
@@ -90,7 +63,7 @@ OPTIONS = {
 
 def world_and_spec(device, options, **more):
     s = spec(**options)
-    return World(device, kv_heads=s.kv_heads, dim=s.head_dim, value_dim=s.value_dim, **more), s
+    return Pages(device, kv_heads=s.kv_heads, dim=s.head_dim, value_dim=s.value_dim, **more), s
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -119,8 +92,8 @@ def test_rows_behind_the_last_sequence_change_nothing(device, name, lengths):
     gate = w.rand(real + 6, s.heads * (1 if s.gate_per_head else s.value_dim))
     given = {"gate": gate} if s.gate else {}
     kept = {name: value[:real] for name, value in given.items()}
-    want = attention.attention(OPS, b, q[:real], k[:real], v[:real], other, s, **kept)
-    got = attention.attention(OPS, more, q, k, v, w.region, s, **given)
+    want = MODULE.attention(OPS, b, q[:real], k[:real], v[:real], other, s, **kept)
+    got = MODULE.attention(OPS, more, q, k, v, w.region, s, **given)
     torch.testing.assert_close(got[:real], want, rtol=1e-5, atol=1e-5)
     assert got.isfinite().all()
     for name, page in other.fields.items():
@@ -137,7 +110,7 @@ def padded(b, count):
 
 
 def test_norms_of_heads(device):
-    w = World(device)
+    w = Pages(device)
     norms = [Norm(1 + 0.2 * w.rand(DIM), 1e-6) for _ in range(3)]
     s = spec(q_norm=norms[0], k_norm=norms[1], v_norm=norms[2])
     compare(w, w.batch("prefill", w.rows(1, 13, 9)), s)
@@ -145,27 +118,27 @@ def test_norms_of_heads(device):
 
 @pytest.mark.parametrize("types", [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str)
 def test_keys_and_values_have_types_of_their_own(device, types):
-    w = World(device, types[0], v_dtype=types[1])
+    w = Pages(device, types[0], v_dtype=types[1])
     compare(w, w.batch("held", w.rows(0, 30, 1)), spec(), 2e-2)
     compare(w, w.batch("prefill", w.rows(0, 30, 7)), spec(), 2e-2)
 
 
 @pytest.mark.parametrize("window", [None, 300])
 def test_one_row_of_a_long_text_is_split(device, window):
-    w = World(device, kv_heads=1, blocks=200)
+    w = Pages(device, kv_heads=1, blocks=200)
     s = spec(heads=2, kv_heads=1, window=window, sinks=torch.tensor([0.5, -0.5]))
     compare(w, w.batch("held", w.rows(0, 600, 1)), s)
 
 
 @pytest.mark.parametrize(("phase", "window"), [("held", None), ("held", 18), ("prefill", 18)])
 def test_evicted_blocks_leave_gaps(device, phase, window):
-    w = World(device)
+    w = Pages(device)
     rows = w.rows(0, 60, 5, gone=(0, 1, 3)), w.rows(1, 41, 2, gone=(0, 4))
     compare(w, w.batch(phase, *rows), spec(window=window))
 
 
 def test_spans_see_each_other_unless_the_layer_is_causal(device):
-    w = World(device)
+    w = Pages(device)
     b = w.batch("prefill", w.rows(0, 10, 7), w.rows(1, 0, 4))
     span = torch.tensor([-1, 0, 0, 0, -1, 1, 1, 0, 0, -1, -1], dtype=torch.int32, device=device)
     b = evolve(b, span=span)
@@ -174,12 +147,12 @@ def test_spans_see_each_other_unless_the_layer_is_causal(device):
 
 
 def test_a_region_another_layer_filled(device):
-    w = World(device)
+    w = Pages(device)
     compare(w, w.batch("held", w.rows(0, 17, 3)), spec(), share=True)
 
 
 def test_positions_on_three_axes(device):
-    w = World(device)
+    w = Pages(device)
     rope = RopeSpec(torch.logspace(0, -2, 4), sections=(2, 1, 1), interleaved_sections=True)
     rows = w.rows(0, 5, 4, positions=[[5, 6, 7, 8], [5, 5, 6, 6], [5, 6, 5, 6]])
     b = make_batch("prefill", [rows], axes=3, device=str(device))
@@ -187,7 +160,7 @@ def test_positions_on_three_axes(device):
 
 
 def test_a_sequence_without_rows(device):
-    w = World(device)
+    w = Pages(device)
     rows = [w.rows(1, 19, 2), w.rows(0, 11, 1), w.rows(2, 9, 2)]
     b = w.batch("held", *rows)
     keep = torch.tensor([0, 1, 3, 4], device=device)
@@ -200,12 +173,12 @@ def test_a_sequence_without_rows(device):
 
 
 def test_other_fields_go_to_the_reference(device):
-    w = World(device)
+    w = Pages(device)
     region = evolve(w.region, fields={"v": w.region.fields["v"]})
     b = w.batch("held", w.rows(0, 5, 1))
     s = moved(spec(rope=None), device)
     v = w.rand(1, 2 * DIM)
-    got = attention.attention(OPS, b, w.rand(1, 4 * DIM), None, v, region, s)
+    got = MODULE.attention(OPS, b, w.rand(1, 4 * DIM), None, v, region, s)
     assert got.shape == (1, 4 * DIM)
 
 
@@ -213,8 +186,8 @@ def test_cuts_hold_all_query_heads_of_a_kv_head():
     for rows in (1, 2, 16, 512):
         for group in (1, 3, 6, 8, 64, 128):
             for width in (64, 128, 256, 512):
-                shape = attention.cut(rows, 1, group, width, 2, attention.EMULATED)
+                shape = plain.cut(rows, 1, group, width, 2, plain.EMULATED)
                 assert shape.rows * group <= shape.m
                 assert shape.m & (shape.m - 1) == 0
-    assert attention.splits_of(4, 4096, 32, 264) == 64
-    assert attention.splits_of(512, 1 << 20, 64, 132) == 1
+    assert plain.splits_of(4, 4096, 32, 264) == 64
+    assert plain.splits_of(512, 1 << 20, 64, 132) == 1

@@ -35,7 +35,7 @@ extern "C" __global__ void spills(const int* at, int* to) {
 
 
 @pytest.mark.parametrize(
-    ("script", "more", "count"), [("compile_kernels.py", (), 10), ("compile_sequences.py", ("--few",), 7)]
+    ("script", "more", "count"), [("compile_kernels.py", (), 10), ("compile_sequences.py", ("--few",), 12)]
 )
 def test_triton_kernels_compile(tmp_path, script, more, count):
     script = Path(__file__).parent / script

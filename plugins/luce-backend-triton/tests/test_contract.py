@@ -37,6 +37,16 @@ class TestQ4_K(Dense):
     op_formats = ("Q8_0",)
 
 
+class TestInvariantQ4_K(TestQ4_K):
+    layer = "triton-invariant"
+
+
+class TestInvariantF16(Dense):
+    layer = "triton-invariant"
+    quant = "F16"
+    op_formats = ()
+
+
 class TestF32(Dense):
     tolerance = 1e-4
     op_formats = ()  # the interpreter takes its time; what has no matrices is compared above too

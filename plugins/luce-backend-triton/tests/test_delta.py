@@ -2,65 +2,50 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from attrs import evolve
-from luce_backend_triton import delta, state
+from luce_backend_triton import delta as plain
+from luce_backend_triton import state
 from luce_backend_triton.attention import Room
 from luce_backend_triton.capability import Ability
+from luce_backend_triton.invariant import delta as invariant
 
-from luce_core.contracts import Commit, DeltaSpec, Norm, Region, SeqTable, SlotState
+from luce_core.contracts import Commit, Region, SeqTable
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import build_ops
 
+sys.path.insert(0, str(Path(__file__).parent))
+from worlds import CHANNELS, DK, DV, KH, VH, States
+
 OPS = build_ops()
-KH, VH, DK, DV, KERNEL = 2, 4, 16, 12, 4
-CHANNELS = 2 * KH * DK + VH * DV
 TREE = [-1, 0, 0, 1, 3, -2]
-SLOTS, HELD = 4, 8
-CHUNK = delta.SMALL_CHUNK if delta.INTERPRETED else delta.CHUNK
+MODULE = plain
+CHUNK = plain.SMALL_CHUNK if plain.INTERPRETED else plain.CHUNK
 
 
-class World:
-    def __init__(self, device, kda=False):
-        self.device, self.kda = device, kda
-        self.rng = torch.Generator().manual_seed(5)
-        g = (VH, DK) if kda else (VH,)
-        self.conv = self.slot((KERNEL - 1, CHANNELS), "shift", row=(CHANNELS,))
-        self.memory = self.slot((VH, DK, DV), "delta_fold", k=(KH, DK), u=(VH, DV), g=g)
-        a = self.rand(VH).abs()
-        self.spec = DeltaSpec(
-            0, KH, VH, DK, DV, Norm(1 + 0.2 * self.rand(DV), 1e-6), self.rand(CHANNELS, KERNEL),
-            a if kda else -a, self.rand(VH * DK if kda else VH), "kda" if kda else "gated",
-        )  # fmt: skip
+@pytest.fixture(params=[plain, invariant], ids=["plain", "invariant"], autouse=True)
+def delta(request, monkeypatch):
+    """The module of the op: every test runs for both."""
+    monkeypatch.setitem(globals(), "MODULE", request.param)
+    return request.param
 
-    def rand(self, *shape):
-        return torch.randn(*shape, generator=self.rng).to(self.device)
 
-    def slot(self, shape, fold, **log):
-        rows = {name: self.rand(SLOTS, HELD, *one) for name, one in log.items()}
-        return SlotState("slot", self.rand(SLOTS, *shape), rows, fold)
-
-    def batch(self, phase, *rows):
-        return make_batch(
-            phase, [RowSet(*row[:2], [1] * row[2], {}, **row[3]) for row in rows], device=str(self.device)
-        )
-
-    def copy(self, slot):
-        return evolve(slot, state=slot.state.clone(), log={name: t.clone() for name, t in slot.log.items()})
-
-    def compare(self, b, tolerance=2e-5):
-        rows = b.token.shape[0]
-        widths = (CHANNELS, VH * DV, VH, VH * DK if self.kda else VH)
-        given = [self.rand(rows, width) for width in widths]
-        conv, memory = self.copy(self.conv), self.copy(self.memory)
-        want = OPS.delta(b, *given, conv, memory, self.spec)
-        got = delta.delta(OPS, b, *given, self.conv, self.memory, self.spec)
-        close(got, want, tolerance)
-        for mine, theirs in ((self.conv, conv), (self.memory, memory)):
-            close(mine.state, theirs.state, tolerance)
-            for name, log in theirs.log.items():
-                close(mine.log[name], log, tolerance)
+def compare(w, b, tolerance=2e-5):
+    rows = b.token.shape[0]
+    widths = (CHANNELS, VH * DV, VH, VH * DK if w.kda else VH)
+    given = [w.rand(rows, width) for width in widths]
+    conv, memory = w.copy(w.conv), w.copy(w.memory)
+    want = OPS.delta(b, *given, conv, memory, w.spec)
+    got = MODULE.delta(OPS, b, *given, w.conv, w.memory, w.spec)
+    close(got, want, tolerance)
+    for mine, theirs in ((w.conv, conv), (w.memory, memory)):
+        close(mine.state, theirs.state, tolerance)
+        for name, log in theirs.log.items():
+            close(mine.log[name], log, tolerance)
 
 
 def close(got, want, tolerance=1e-5):
@@ -72,14 +57,14 @@ def close(got, want, tolerance=1e-5):
 
 @pytest.mark.parametrize("counts", [(5,), (40,), (3, 18)])
 def test_rows_behind_the_last_sequence_change_nothing(device, counts):
-    w, more = World(device), 21
+    w, more = States(device), 21
     b = w.batch("prefill", *[(slot, 9, count, {}) for slot, count in enumerate(counts)])
     real = b.token.shape[0]
     given = [w.rand(real + more, width) for width in (CHANNELS, VH * DV, VH, VH)]
     rows = {name: torch.nn.functional.pad(getattr(b, name), (0, more)) for name in ("token", "index", "seq")}
     conv, memory = w.copy(w.conv), w.copy(w.memory)
-    want = delta.delta(OPS, b, *[one[:real] for one in given], conv, memory, w.spec)
-    got = delta.delta(OPS, evolve(b, **rows, padded=True), *given, w.conv, w.memory, w.spec)
+    want = MODULE.delta(OPS, b, *[one[:real] for one in given], conv, memory, w.spec)
+    got = MODULE.delta(OPS, evolve(b, **rows, padded=True), *given, w.conv, w.memory, w.spec)
     torch.testing.assert_close(got[:real], want, rtol=1e-5, atol=1e-5)
     assert got.isfinite().all()
     assert torch.equal(w.conv.state, conv.state)
@@ -88,17 +73,17 @@ def test_rows_behind_the_last_sequence_change_nothing(device, counts):
 
 @pytest.mark.parametrize("kda", [False, True], ids=["gated", "kda"])
 def test_trees_and_chains(device, kda):
-    w = World(device, kda)
-    w.compare(w.batch("held", (1, 19, 6, {"parents": TREE}), (0, 0, 1, {}), (2, 8, 3, {})))
+    w = States(device, kda)
+    compare(w, w.batch("held", (1, 19, 6, {"parents": TREE}), (0, 0, 1, {}), (2, 8, 3, {})))
 
 
 def test_without_tensor_cores_wide_trees_go_row_after_row(device, taken_for, monkeypatch):
     taken_for(7, 5)
-    monkeypatch.setattr(delta, "SMALL_HELD", 4)
-    monkeypatch.setattr(delta, "_held_trees", None)
-    w = World(device)
-    w.compare(w.batch("held", (1, 19, 6, {"parents": TREE}), (0, 0, 1, {}), (2, 8, 3, {})))
-    w.compare(w.batch("held", (1, 19, 6, {"parents": TREE})))
+    monkeypatch.setattr(plain, "SMALL_HELD", 4)
+    monkeypatch.setattr(plain, "_held_trees", None)
+    w = States(device)
+    compare(w, w.batch("held", (1, 19, 6, {"parents": TREE}), (0, 0, 1, {}), (2, 8, 3, {})))
+    compare(w, w.batch("held", (1, 19, 6, {"parents": TREE})))
 
 
 @pytest.mark.parametrize(
@@ -106,33 +91,33 @@ def test_without_tensor_cores_wide_trees_go_row_after_row(device, taken_for, mon
     [((9, 0), 227, True), ((7, 5), 64, True), ((7, 0), 96, True), ((6, 1), 48, False)],
 )
 def test_prompts_go_to_the_reference_where_they_find_no_room(device, monkeypatch, number, kib, taken):
-    w = World(device)
+    w = States(device)
     spec = evolve(w.spec, key_dim=128, value_dim=128)
     room = Room(20, kib << 10, Ability(number).matrix)
-    monkeypatch.setattr(delta, "INTERPRETED", False)
-    monkeypatch.setattr(delta, "room_of", lambda device: room)
-    assert delta._takes(None, w.conv, w.memory, spec) is taken
-    assert delta.chunk_rows(device) == (64 if room.matrix else 16)
+    monkeypatch.setattr(plain, "INTERPRETED", False)
+    monkeypatch.setattr(plain, "room_of", lambda device: room)
+    assert plain._takes(None, w.conv, w.memory, spec) is taken
+    assert plain.chunk_rows(device) == (64 if room.matrix else 16)
 
 
 def test_one_row(device):
-    w = World(device)
-    w.compare(w.batch("held", (3, 19, 1, {})))
+    w = States(device)
+    compare(w, w.batch("held", (3, 19, 1, {})))
 
 
 def test_prompts_of_several_chunks(device):
-    w = World(device)
-    w.compare(w.batch("prefill", (1, 13, 2 * CHUNK + 1, {}), (0, 0, 3, {}), (2, 30, CHUNK, {})))
+    w = States(device)
+    compare(w, w.batch("prefill", (1, 13, 2 * CHUNK + 1, {}), (0, 0, 3, {}), (2, 30, CHUNK, {})))
 
 
 def test_one_prompt(device):
-    w = World(device)
-    w.compare(w.batch("prefill", (1, 13, CHUNK - 1, {})))
+    w = States(device)
+    compare(w, w.batch("prefill", (1, 13, CHUNK - 1, {})))
 
 
 def test_equal_keys_and_steps_of_one_are_solved(device):
     """The worst a triangular system can be: every row takes out what the row before put in."""
-    w = World(device)
+    w = States(device)
     b = w.batch("prefill", (1, 0, CHUNK + 5, {}))
     rows = b.token.shape[0]
     spec = evolve(w.spec, a=torch.zeros(VH, device=device), conv=w.spec.conv.abs())
@@ -142,14 +127,14 @@ def test_equal_keys_and_steps_of_one_are_solved(device):
     z, decay = w.rand(rows, VH * DV), w.rand(rows, VH)
     conv, memory = w.copy(w.conv), w.copy(w.memory)
     want = OPS.delta(b, qkv, z, beta, decay, conv, memory, spec)
-    got = delta.delta(OPS, b, qkv, z, beta, decay, w.conv, w.memory, spec)
+    got = MODULE.delta(OPS, b, qkv, z, beta, decay, w.conv, w.memory, spec)
     close(got, want, 1e-4)
     close(w.memory.state, memory.state, 1e-4)
 
 
 @pytest.mark.parametrize("phase", ["held", "prefill"])
 def test_a_sequence_without_rows(device, phase):
-    w = World(device)
+    w = States(device)
     b = w.batch(phase, (1, 19, 2, {}), (0, 11, 1, {}), (2, 9, 2, {}))
     keep = torch.tensor([0, 1, 3, 4], device=device)
     b = evolve(
@@ -157,12 +142,12 @@ def test_a_sequence_without_rows(device, phase):
         sees=b.sees[keep],
         query_start=torch.tensor([0, 2, 2, 4], dtype=torch.int32, device=device),
     )  # fmt: skip
-    w.compare(b)
+    compare(w, b)
 
 
 @pytest.mark.parametrize("kda", [False, True], ids=["gated", "kda"])
 def test_commits_of_all_layers_at_once(device, kda):
-    one, other = World(device, kda), World(device, kda)
+    one, other = States(device, kda), States(device, kda)
     b = one.batch("held", (1, 19, 6, {"parents": TREE}), (0, 0, 1, {}), (2, 8, 3, {}))
     path = torch.tensor([[0, 1, 3, 4], [0, 7, 7, 7], [7, 7, 7, 7]], dtype=torch.int32, device=device)
     commit = Commit(path, torch.tensor([4, 1, 0], dtype=torch.int32, device=device))

@@ -51,12 +51,18 @@ def two_cards(monkeypatch, tmp_path):
         ({}, ("triton",), ("triton-portable",), "NVRTC"),
         ({"triton.kernels": "triton"}, ("triton-portable",), ("triton-portable",), "--triton-kernels triton"),
         ({"triton.kernels": "cuda"}, ("triton",), ("triton",), "CUDA C++"),
-        ({"deterministic": True}, (), (), "--deterministic"),
+        ({"deterministic": True}, ("triton-invariant",), ("triton-invariant-portable",), "--deterministic"),
+        (
+            {"deterministic": True, "triton.kernels": "triton"},
+            ("triton-invariant-portable",),
+            ("triton-invariant-portable",),
+            "--triton-kernels triton",
+        ),
     ],
 )
 def test_hook_luce_extend_plan(version, values, with_nvrtc, without, words):
     patch, *graphs = hooks.luce_extend_plan(plan(**values))
-    assert [one.value for one in graphs] == ([] if "deterministic" in values else [("cuda-graphs",)])
+    assert [one.value for one in graphs] == [("cuda-graphs",)]
     assert patch.field == "execution.op_layers"
     assert patch.value == (with_nvrtc if version else without)
     assert words in patch.reason
@@ -79,9 +85,11 @@ def test_another_device_is_left_alone(version):
     assert hooks.luce_check_plan(plan("cpu", **{"execution.op_layers": ("triton",)})) == []
 
 
-def test_hook_luce_check_plan_asks_for_a_compiler_that_is_needed(version):
-    problems = hooks.luce_check_plan(plan(**{"execution.op_layers": ("triton",)}))
+@pytest.mark.parametrize("layer", ["triton", "triton-invariant"])
+def test_hook_luce_check_plan_asks_for_a_compiler_that_is_needed(version, layer):
+    problems = hooks.luce_check_plan(plan(**{"execution.op_layers": (layer,)}))
     assert bool(problems) is not bool(version)
+    assert all(repr(layer) in problem.message for problem in problems)
     assert all("NVRTC" in problem.message for problem in problems)
     assert not hooks.luce_check_plan(plan(**{"execution.op_layers": ("triton-portable",)}))
 
@@ -182,8 +190,9 @@ def test_hook_luce_register_ops():
         assert layer.scratch_bytes == product.SCRATCH_BYTES
         for impl in layer.ops:
             assert impl.op in KNOWN_OPS
-            assert not impl.row_invariant
+            assert impl.row_invariant is layer.name.startswith("triton-invariant")
             assert callable(resolve(impl.fn, f"op {impl.op!r}"))
+        assert callable(resolve(layer.self_check, f"layer {layer.name!r}"))
 
 
 def test_hook_luce_plugin_info():

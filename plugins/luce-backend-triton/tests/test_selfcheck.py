@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from luce_backend_triton import attention, moe, ops, picks, selfcheck
+from luce_backend_triton import attention, delta, moe, ops, picks, route, selfcheck
 from luce_backend_triton.formats import FORMATS
+from luce_backend_triton.invariant import attention as invariant_attention
+from luce_backend_triton.invariant import delta as invariant_delta
+from luce_backend_triton.invariant import ops as invariant
+from luce_backend_triton.invariant import selfcheck as same
 
 WHOLE = (*FORMATS, *selfcheck.FLOATS) if torch.cuda.is_available() else ("Q4_K", "BF16")
 ROWS = selfcheck.ROWS if torch.cuda.is_available() else (1, 70)
@@ -20,8 +25,9 @@ def test_products_are_right(device):
     assert not wrong(checks)
 
 
-def test_sequences_are_right(device):
-    checks = list(selfcheck.sequences(str(device)))
+@pytest.mark.parametrize("modules", [(attention, delta), (invariant_attention, invariant_delta)])
+def test_sequences_are_right(device, modules):
+    checks = list(selfcheck.sequences(str(device), modules[0].attention, modules[1].delta))
     assert len(checks) == 6
     assert not wrong(checks)
 
@@ -34,16 +40,31 @@ def test_a_wrong_product_is_seen(device):
     assert len(wrong(selfcheck.products(Off(cuda=False), str(device), ("Q8_0",), (2,)))) == 1
 
 
-def test_a_wrong_op_is_seen(device, monkeypatch):
-    real = attention.attention
-    monkeypatch.setattr(attention, "attention", lambda *args, **kwargs: real(*args, **kwargs) + 0.1)
-    assert wrong(selfcheck.sequences(str(device))) == ["attention, prefill", "attention, held"]
+def test_a_wrong_op_is_seen(device):
+    def off(*args, **kwargs):
+        return attention.attention(*args, **kwargs) + 0.1
+
+    checks = selfcheck.sequences(str(device), off, delta.delta)
+    assert wrong(checks) == ["attention, prefill", "attention, held"]
+
+
+def test_invariant_layers_keep_bits_and_others_are_seen(device, monkeypatch):
+    length, rows = (same.LENGTH, same.ROWS) if torch.cuda.is_available() else (70, 70)
+    assert not wrong(same.same_products(invariant.CUDA, str(device), WHOLE[:1], rows))
+    assert not wrong(same.same_sequences(str(device), length))
+    assert wrong(same.same_products(ops.CUDA, str(device), WHOLE[:1], rows))
+    monkeypatch.setattr(same.delta, "delta", delta.delta)
+    assert wrong(same.same_sequences(str(device), length)) == [
+        f"Gated DeltaNet, {what}: the same bits"
+        for what in ("a prompt in chunks, beside another", "a tree, its path, one row")
+    ]
 
 
 def test_routes_and_experts_are_right(device):
-    assert not wrong(selfcheck.routes(str(device)))
+    assert not wrong(selfcheck.routes(str(device), route.route))
+    op = moe.CUDA.experts
     rows = selfcheck.EXPERT_ROWS if torch.cuda.is_available() else (3,)
-    checks = list(selfcheck.experts(ops.CUDA, str(device), WHOLE[:1], rows))
+    checks = list(selfcheck.experts(ops.CUDA, str(device), WHOLE[:1], rows, op))
     assert len(checks) == len(rows)
     assert not wrong(checks)
 
@@ -60,4 +81,4 @@ def test_picks_are_right_and_wrong_ones_are_seen(device, monkeypatch):
 def test_wrong_experts_are_seen(device, monkeypatch):
     real = moe._combine
     monkeypatch.setattr(moe, "_combine", lambda *args: real(*args) * 1.01)
-    assert len(wrong(selfcheck.experts(ops.CUDA, str(device), ("Q8_0",), (3,)))) == 1
+    assert len(wrong(selfcheck.experts(ops.CUDA, str(device), ("Q8_0",), (3,), moe.CUDA.experts))) == 1
