@@ -27,6 +27,20 @@ def takes_padding(check: Callable[..., bool]) -> Callable[[Function], Function]:
     return mark
 
 
+def stays_on_device(check: Callable[..., bool]) -> Callable[[Function], Function]:
+    """Marks an implementation of `sample`, so that sampled steps may be captured with it.
+
+    check: called with the `StepParams`; whether it then neither waits for the device nor takes memory beyond
+    what the logits take.
+    """
+
+    def mark(function: Function) -> Function:
+        function.stays_on_device = check  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
 Bucket = tuple[Any, ...]
 """What decides the shapes of a step, and what is computed in it; hashable."""
 

@@ -55,13 +55,13 @@ class StaticNumbers:
 
 
 class StagedVerify:
-    """Held rows in buckets: (sequences, rows of each, greedy, blocks by group). Rows that are lacking are
-    padding.
+    """Held rows in buckets: (sequences, rows of each, what is sampled with or None, blocks by group). Rows
+    that are lacking are padding.
 
-    Greedy steps pick within `compute`; one row per sequence is committed there too. Other steps, and those
-    that want log-probabilities, leave logits, and are sampled behind it. All buckets leave them in one place:
-    what captured work gives back is kept as long as the capture. Steps of one row per sequence remember what
-    they picked, so that the next can be queued before this one is read.
+    Steps that are sampled on the device alone pick within `compute`; one row per sequence is committed there
+    too. Others, and those that want log-probabilities, leave logits, and are sampled behind it. All buckets
+    leave them in one place: what captured work gives back is kept as long as the capture. Steps of one row
+    per sequence remember what they picked, so that the next can be queued before this one is read.
     """
 
     fetch: tuple[str, ...] = ("picks",)
@@ -83,14 +83,20 @@ class StagedVerify:
         if most > ROW_BUCKETS[-1] or not all(map(_ordinary, rows)):
             return None
         count = next(size for size in ROW_BUCKETS if size >= most)
-        flags = self.programs.table.step(row.slot for row in rows).flags
-        return len(rows), count, not flags and not any(inputs["top"]), table_sizes(rows)
+        params = self.programs.table.step(row.slot for row in rows)
+        within = not any(inputs["top"]) and self._stays_on_device(params)
+        return len(rows), count, params.flags if within else None, table_sizes(rows)
+
+    def _stays_on_device(self, params: StepParams) -> bool:
+        """Whether sampling neither waits nor takes more memory than logits do: always so without flags."""
+        check = getattr(self.programs.ops.sample.func, "stays_on_device", None)
+        return not params.flags or (check is not None and bool(check(params)))
 
     def stage(self, bucket: Bucket) -> StageBuffers:
         """One buffer for all of a step's numbers: one copy takes them to the device."""
-        num_seqs, count, greedy, blocks = bucket
+        num_seqs, count, flags, blocks = bucket
         rows, words = num_seqs * count, -(-count // WORD_BITS)
-        if not greedy and self._logits.shape[0] < rows:
+        if flags is None and self._logits.shape[0] < rows:
             self._logits = torch.empty(rows, self.programs.table.vocab, device=self.device)
         shapes: dict[str, tuple[int, ...]] = {"sees": (rows, words)}
         shapes |= dict.fromkeys(("token", "index", "parent"), (rows,))
@@ -150,8 +156,8 @@ class StagedVerify:
         fill_tables(host, rows, blocks)
 
     def compute(self, buffers: StageBuffers) -> Mapping[str, Tensor]:
-        """Forward; greedy: the picks too; one row each: the commit too."""
-        stage, (_, count, greedy, _) = buffers.view, buffers.bucket
+        """Forward; with flags: the picks too; one row each: the commit too."""
+        stage, (_, count, flags, _) = buffers.view, buffers.bucket
         backend, ops, table = self.programs.backend, self.programs.ops, self.programs.table
         batch, alive = stage.batch, stage.commit.count
         if count == 1:
@@ -162,16 +168,16 @@ class StagedVerify:
             raise AssertionError("a held batch returned no logits")
         if count == 1:
             backend.commit(batch, Commit(stage.commit.path, alive))
-        if not greedy:
+        if flags is None:
             return {"logits": self._logits[: logits.shape[0]].copy_(logits), "alive": alive}
-        picks = ops.sample(logits, batch, StepParams(table, frozenset()))
-        return {"picks": self._noted(picks, alive, batch, count)}
+        return {"picks": self._picks(logits, alive, batch, StepParams(table, flags), count)}
 
-    def _noted(self, picks: Tensor, alive: Tensor, batch: ForwardBatch, count: int) -> Tensor:
-        if count > 1:
-            return picks
-        noted: Tensor = self.programs.ops.note_picks(picks, alive, batch.slot, self.programs.table.newest)
-        return noted
+    def _picks(
+        self, logits: Tensor, alive: Tensor, batch: ForwardBatch, params: StepParams, count: int
+    ) -> Tensor:
+        ops = self.programs.ops
+        picks: Tensor = ops.sample(ops.process_logits(logits, batch, params), batch, params)
+        return picks if count > 1 else ops.note_picks(picks, alive, batch.slot, params.table.newest)
 
     def behind(
         self, buffers: StageBuffers, results: Mapping[str, Tensor], inputs: Mapping[str, Any]
@@ -179,20 +185,19 @@ class StagedVerify:
         """Sampling, where `compute` left logits."""
         if "picks" in results:
             return results
-        programs, batch = self.programs, buffers.view.batch
-        params = programs.table.step(row.slot for row in inputs["rows"])
-        processed = programs.ops.process_logits(results["logits"], batch, params)
-        picks = programs.ops.sample(processed, batch, params)
-        return {**results, "picks": self._noted(picks, results["alive"], batch, buffers.bucket[1])}
+        params = self.programs.table.step(row.slot for row in inputs["rows"])
+        given = results["logits"], results["alive"], buffers.view.batch, params, buffers.bucket[1]
+        return {**results, "picks": self._picks(*given)}
 
     def can_follow(self, inputs: Mapping[str, Any]) -> bool:
         """One row per sequence, and sampling that needs no more of a text than the device knows."""
         rows: Sequence[RowSet] = inputs["rows"]
         table = self.programs.table
+        params = table.step(row.slot for row in rows)
         return (
             all(len(row.tokens) == 1 and table.newest.tells_ends(row.slot) for row in rows)
             and not (self.programs.drafters or any(inputs["top"]))
-            and not table.step(row.slot for row in rows).waits
+            and (self._stays_on_device(params) or not params.waits)
         )
 
     def finish(

@@ -9,6 +9,7 @@ from attrs import evolve
 from luce_core.contracts import SamplingParams
 from luce_core.engine.staged import LEAST_BLOCKS
 from luce_core.model.batch import RowSet, make_batch
+from luce_core.ops import sampling
 from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.pipeline import EngineRig
 
@@ -55,6 +56,21 @@ def test_sampled_answers_and_logprobs_are_those_of_plain_calls(toy, rig):
     assert answers[0] == answers[1]
 
 
+def test_sampling_that_stays_on_the_device_is_part_of_the_captured_work(toy, rig, monkeypatch):
+    """Which an implementation says of itself; then there are no logits to leave."""
+    monkeypatch.setattr(sampling.sample, "stays_on_device", lambda params: not params.waits, raising=False)
+    params = SamplingParams(temperature=0.8, top_k=20, seed=5)
+    made, plain = rig("slots")[0], toy("slots")[0]
+    answers = [one.generate(*PROMPTS, max_tokens=9, params=params) for one in (made, plain)]
+    assert answers[0] == answers[1]
+    assert {bucket[2] for bucket in made.pipeline.executor.made} == {frozenset({"noise", "top_k"})}
+    penal = SamplingParams(temperature=0.0, presence=1.0)
+    assert made.generate(*PROMPTS, max_tokens=9, params=penal) == plain.generate(
+        *PROMPTS, max_tokens=9, params=penal
+    )
+    assert {bucket[2] for bucket in made.pipeline.executor.made} == {frozenset({"noise", "top_k"}), None}
+
+
 def row_of(made, tokens, **more):
     blocks = made.pipeline.blocks
     seq = blocks.open([1, 2], blocks.match([]))
@@ -71,13 +87,13 @@ def test_what_a_bucket_is(rig):
         return staged.bucket({"rows": rows, "top": [0] * len(rows)})
 
     one, tree = row_of(made, [8]), row_of(made, [8, 9, 10, 11, 12], parents=[-1, 0, 0, 1, 1])
-    assert bucket(one) == (1, 1, True, tuple((group, LEAST_BLOCKS) for group in one.tables))
+    assert bucket(one) == (1, 1, frozenset(), tuple((group, LEAST_BLOCKS) for group in one.tables))
     assert bucket(one, tree)[:2] == (2, 6)
     assert bucket(evolve(tree, wanted=[4])) is None
     assert bucket(evolve(tree, sure=2)) is None
     assert bucket(evolve(tree, tokens=[8] * 65, parents=None)) is None
     made.engine.table.take(one.slot, SamplingParams(temperature=0.5), [1], [])
-    assert bucket(one)[2] is False
+    assert bucket(one)[2] is None
 
 
 @pytest.mark.parametrize("parents", [None, [-1, 0, 0]])

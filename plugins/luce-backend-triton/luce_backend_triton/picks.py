@@ -1,6 +1,6 @@
 """Ops `sample`, `newest_tokens`, `note_picks`: what ends a step, and begins the one that follows it.
 
-Sampling that puts candidates in order (top-k, top-p, typical-p, XTC) goes to the reference.
+Sampling that puts candidates in order (top-k, typical-p, XTC) goes to the reference.
 """
 
 from __future__ import annotations
@@ -12,37 +12,64 @@ import triton
 from torch import Tensor
 
 from luce_backend_triton import pick_kernels as kernels
+from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import ForwardBatch
+from luce_core.contracts.staged import stays_on_device
 from luce_core.ops import newest as reference
 from luce_core.ops import sampling
 from luce_core.ops.newest import MOST_ENDS, NewestTokens
-from luce_core.ops.sampling import FILTERS, StepParams
+from luce_core.ops.sampling import FILTERS, HOST_FLAGS, StepParams
 
-STEP = 1024
-PROGRAMS = 256
-"""Of a step, about: parts of a row are larger where there are many rows."""
+STEP, SEARCH_STEP = 1024, 1024 if INTERPRETED else 128
+"""Columns a program looks at in one go; while it searches a cut, each beside 32 candidates."""
+PROGRAMS, MOST_PARTS = 256, 128
+"""Of a step, about, and of a row: parts of it are larger where there are many rows."""
+PASSES = 7
+"""Of the search for the cut of top-p: five of 32 bits each, and the rest."""
 
 
+def _takes(params: StepParams) -> bool:
+    """What is left waits for nothing and needs no order of candidates."""
+    return not params.flags & (HOST_FLAGS | FILTERS | {"penalty"}) - {"top_p"}
+
+
+@stays_on_device(_takes)
 def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
-    """Processed logits f32[R, V] -> picked token ids i64[R]: argmax, with noise, above a floor (min-p)."""
+    """Processed logits f32[R, V] -> picked token ids i64[R]: argmax, with noise, among what top-p and min-p
+    leave. Their cut is searched for, not sorted for.
+    """
     rows, vocab = logits.shape
-    if params.flags & FILTERS or not logits.is_contiguous() or not rows:
+    if params.flags & FILTERS - {"top_p"} or not logits.is_contiguous() or not rows:
         return sampling.sample(ops, logits, b, params)
-    table, noise = params.table, "noise" in params.flags
-    floor = None
-    if noise and "min_p" in params.flags:
-        slot = b.slot.long()[b.seq.long()[b.wanted.long()]]
-        floor = logits.amax(dim=-1) + torch.log(table.min_p[slot])
-    part = STEP * -(-vocab // (STEP * max(1, PROGRAMS // rows)))
+    table, device, flags = params.table, logits.device, params.flags
+    noise = "noise" in flags
+    min_p, top_p = noise and "min_p" in flags, noise and "top_p" in flags
+    part = STEP * max(-(-vocab // (STEP * max(1, PROGRAMS // rows))), -(-vocab // (STEP * MOST_PARTS)))
     parts = -(-vocab // part)
-    best = torch.empty(rows, parts, device=logits.device)
-    where = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
-    kernels.best_of_part[(rows, parts)](
-        logits, best if floor is None else floor, b.wanted, b.seq, b.slot, b.index, table.temperature,
-        table.seed, best, where, rows, vocab, part, NOISE=noise, FLOOR=floor is not None, STEP=STEP,
+    grid, most = (rows, parts), triton.next_power_of_2(parts)
+    best = torch.empty(rows, parts, device=device)
+    where = torch.empty(rows, parts, dtype=torch.int32, device=device)
+    tops = above = totals = ties = lows = best  # never read where not needed
+    if min_p or top_p:
+        tops = torch.empty(rows, parts, device=device)
+        kernels.top_of_part[grid](logits, tops, vocab, part, STEP=STEP)
+    if top_p:
+        above = torch.empty(PASSES, rows, parts, 32, device=device)
+        ties = torch.empty(rows, parts, 32, dtype=torch.int32, device=device)
+        lows = torch.empty(PASSES, rows, dtype=torch.int64, device=device)
+        totals = torch.empty(rows, parts, device=device)
+        for number in range(PASSES):
+            kernels.mass_above[grid](
+                logits, b.wanted, b.seq, b.slot, table.top_p, tops, above, lows, totals, ties, rows, vocab,
+                part, parts, PASS=number, LAST=number == PASSES - 1, STEP=SEARCH_STEP, P=most,
+            )  # fmt: skip
+    kernels.best_of_part[grid](
+        logits, b.wanted, b.seq, b.slot, b.index, table.temperature, table.seed, table.min_p, table.top_p,
+        tops, above, lows, totals, ties, best, where, rows, vocab, part, parts, NOISE=noise, MIN_P=min_p,
+        PASSES=PASSES if top_p else 0, STEP=STEP, P=most,
     )  # fmt: skip
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    kernels.best_of_parts[(rows,)](best, where, out, parts, P=triton.next_power_of_2(parts), num_warps=1)
+    out = torch.empty(rows, dtype=torch.int64, device=device)
+    kernels.best_of_parts[(rows,)](best, where, out, parts, P=most, num_warps=1)
     return out
 
 

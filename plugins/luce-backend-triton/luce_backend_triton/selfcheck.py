@@ -33,7 +33,7 @@ from luce_core.contracts import (
 from luce_core.gguf import FORMATS as KNOWN
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.model.weights import ResidentExperts
-from luce_core.ops import build_ops
+from luce_core.ops import build_ops, sampling
 from luce_core.ops.newest import AHEAD
 from luce_core.ops.noise import CounterNoise
 from luce_core.ops.sampling import ParamTable
@@ -299,6 +299,10 @@ def picking(device: str) -> Iterator[KernelCheck]:
             logits = logits + CounterNoise().gumbel(table.seed[:, None], *places)
         behind = logits.amax(1) - logits.gather(1, got[:, None])[:, 0]
         yield KernelCheck(f"picks, {name}", float(behind.max()), EXACT, ("sample",))
+    table.take(0, SamplingParams(temperature=0.8, top_p=0.9, seed=1), [1], [])
+    step, logits = table.step(range(rows)), torch.randn(rows, vocab, device=device)
+    other = namespace.sample(logits, batch, step) != sampling.sample(namespace, logits, batch, step)
+    yield KernelCheck("picks, top-p", float(other.sum()), 0.0, ("sample",))
     one = torch.ones(rows, dtype=torch.int32, device=device)
     noted = namespace.note_picks(got, one, batch.slot, table.newest)
     token, count = namespace.newest_tokens(one * AHEAD, batch.slot, table.newest)

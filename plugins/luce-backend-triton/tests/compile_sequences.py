@@ -121,7 +121,11 @@ def variants(target, dim):
         **dict.fromkeys(("rows", "vocab", "part", "parts", "num_seqs"), "i32"),
         "seeds": "*i64", "seq": "*i32",
     }  # fmt: skip
-    yield pick_kernels.best_of_part, {"NOISE": True, "FLOOR": True, "STEP": 1024}, numbers, {}
+    numbers |= {"lows": "*i64", "ties": "*i32"}
+    yield pick_kernels.top_of_part, {"STEP": 1024}, numbers, {}
+    yield pick_kernels.mass_above, {"PASS": 6, "LAST": True, "STEP": 128, "P": 128}, numbers, {}
+    kept = {"NOISE": True, "MIN_P": True, "PASSES": 7, "STEP": 1024, "P": 128}
+    yield pick_kernels.best_of_part, kept, numbers, {}
     yield pick_kernels.best_of_parts, {"P": 256}, {**numbers, "out": "*i64"}, {"num_warps": 1}
     filled = {**numbers, "out": "*i32", "count": "*i32"}
     yield pick_kernels.fill_tokens, {"S": 16}, filled, {"num_warps": 1}

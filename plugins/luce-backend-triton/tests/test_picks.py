@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from attrs import evolve
 from luce_backend_triton import picks
 
 from luce_core.contracts import SamplingParams
@@ -93,12 +94,66 @@ def test_any_vocabulary(device, vocab):
     assert picks.sample(None, rows, batch(device), table(device, GREEDY).step([0])).equal(rows.argmax(1))
 
 
-def test_candidates_in_order_are_the_references(device, monkeypatch):
+PARTS = (0.5, 0.9, 0.99, 1, 1e-6, 0.3)
+NUCLEUS = [SamplingParams(temperature=1.0, top_p=p, seed=n) for n, p in enumerate(PARTS)]
+
+
+@pytest.mark.parametrize(
+    ("spread", "more"), [(1.0, {}), (6.0, {"min_p": 0.02}), (3.0, {"temperature": 0.0})], ids=repr
+)
+def test_the_nucleus_is_that_of_the_reference(device, spread, more):
+    """Whatever the noise; `more`: of every other row."""
+    params = [evolve(one, **more) if n % 2 else one for n, one in enumerate(NUCLEUS)]
+    of, rows = table(device, *params), logits(device, 6, 3000) * spread
+    b = batch(device, tuple(range(6)), 1)
+    b.wanted = torch.arange(6, dtype=torch.int32, device=device)
+    for index in range(2):
+        b.index.fill_(index)
+        step = of.step(range(6))
+        assert picks.sample(None, rows, b, step).equal(sampling.sample(None, rows, b, step))
+
+
+def test_of_equal_logits_at_the_cut_the_lowest_ids_are_kept(device):
+    """Of 2,000 alike half are: any of them is picked, none behind; nobody reaches what lies below."""
+    rows = torch.zeros(6, 2400, device=device)
+    rows[:, 2000:] = -50.0
+    step = table(device, *[SamplingParams(temperature=1.0, top_p=0.5, seed=n) for n in range(6)]).step([0])
+    b = batch(device, tuple(range(6)), 1)
+    b.wanted = torch.arange(6, dtype=torch.int32, device=device)
+    got = picks.sample(None, rows, b, step)
+    assert got.equal(sampling.sample(None, rows, b, step))
+    assert int(got.max()) < 1000
+    assert len(set(got.tolist())) == 6
+
+
+def test_the_nucleus_of_rows_in_which_hardly_anything_is_possible(device):
+    rows = torch.full((2, 3000), -torch.inf, device=device)
+    rows[0, 1234] = -7.0
+    rows[1, [5, 2999]] = torch.tensor([1e30, -1e30], device=device)
+    b = batch(device, (0, 1), 1)
+    b.wanted = torch.arange(2, dtype=torch.int32, device=device)
+    assert picks.sample(None, rows, b, table(device, *NUCLEUS[:2]).step([0, 1])).tolist() == [1234, 5]
+
+
+@pytest.mark.parametrize("asked", [{"top_k": 5}, {"typical_p": 0.9}, {"xtc_probability": 0.5}])
+def test_candidates_in_order_are_the_references(device, monkeypatch, asked):
     called = []
     monkeypatch.setattr(sampling, "sample", lambda *args: called.append(args) or torch.zeros(5))
-    step = table(device, SamplingParams(temperature=1.0, top_p=0.9)).step([0])
+    step = table(device, SamplingParams(temperature=1.0, top_p=0.9, **asked)).step([0])
     picks.sample(None, logits(device), batch(device), step)
     assert called
+    assert not picks.sample.stays_on_device(step)
+
+
+def test_what_needs_the_host_is_not_captured(device):
+    def stays(**params):
+        return picks.sample.stays_on_device(table(device, SamplingParams(**params)).step([0]))
+
+    assert stays(temperature=0.0)
+    assert stays(temperature=0.7, top_p=0.9, min_p=0.1, top_n_sigma=1.0)
+    assert not stays(temperature=0.7, repetition=1.1)
+    assert not stays(temperature=0.0, min_tokens=2)
+    assert not stays(temperature=0.0, logit_bias={3: 1.0})
 
 
 @pytest.mark.parametrize("slots", [(2,), (5, 0, 3), tuple(range(20))])
