@@ -22,8 +22,8 @@ from luce_core.ops.sampling import FILTERS, HOST_FLAGS, StepParams
 
 STEP, SEARCH_STEP = 1024, 1024 if INTERPRETED else 128
 """Columns a program looks at in one go; while it searches a cut, each beside 32 candidates."""
-PROGRAMS, MOST_PARTS = 256, 128
-"""Of a step, about, and of a row: parts of it are larger where there are many rows."""
+MOST_PARTS = 128
+"""Of a row. How many follows from its length alone, so that sums come in the same order beside any others."""
 PASSES = 7
 """Of the search for the cut of top-p: five of 32 bits each, and the rest."""
 
@@ -44,7 +44,7 @@ def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Ten
     table, device, flags = params.table, logits.device, params.flags
     noise = "noise" in flags
     min_p, top_p = noise and "min_p" in flags, noise and "top_p" in flags
-    part = STEP * max(-(-vocab // (STEP * max(1, PROGRAMS // rows))), -(-vocab // (STEP * MOST_PARTS)))
+    part = STEP * -(-vocab // (STEP * MOST_PARTS))
     parts = -(-vocab // part)
     grid, most = (rows, parts), triton.next_power_of_2(parts)
     best = torch.empty(rows, parts, device=device)

@@ -113,6 +113,15 @@ def test_the_nucleus_is_that_of_the_reference(device, spread, more):
         assert picks.sample(None, rows, b, step).equal(sampling.sample(None, rows, b, step))
 
 
+def test_a_row_alone_is_picked_for_as_beside_others(device):
+    of, rows = table(device, *NUCLEUS), logits(device, 6, 2500)
+    b = batch(device, tuple(range(6)), 1)
+    b.wanted = torch.arange(6, dtype=torch.int32, device=device)
+    together = picks.sample(None, rows, b, of.step(range(6)))
+    b.wanted = b.wanted[3:4]
+    assert picks.sample(None, rows[3:4], b, of.step(range(6))).equal(together[3:4])
+
+
 def test_of_equal_logits_at_the_cut_the_lowest_ids_are_kept(device):
     """Of 2,000 alike half are: any of them is picked, none behind; nobody reaches what lies below."""
     rows = torch.zeros(6, 2400, device=device)
