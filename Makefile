@@ -20,7 +20,8 @@ export OMP_NUM_THREADS ?= $(THREADS)
 WORKERS ?= 2
 
 TRITON_TESTS := plugins/luce-backend-triton/tests
-KERNEL_TARGETS ?= cuda:75 cuda:80 cuda:86 cuda:89 cuda:90 cuda:100 cuda:120 cuda:121 hip:gfx1100 hip:gfx1151 hip:gfx1201
+KERNEL_TARGETS ?= cuda:61 cuda:70 cuda:75 cuda:80 cuda:86 cuda:89 cuda:90 cuda:100 cuda:110 cuda:120 cuda:121 \
+	hip:gfx1100 hip:gfx1151 hip:gfx1201
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test check lint types imports proof kernels bench new-plugin clean
@@ -59,10 +60,10 @@ imports: $(STAMPS)/tools
 proof: $(STAMPS)/tools
 	$(BIN)/python tools/clean_install.py
 
-kernels: $(STAMPS)/tools
+kernels: $(STAMPS)/compilers
 	cd $(TRITON_TESTS) && $(abspath $(BIN))/python compile_cuda.py
-	cd $(TRITON_TESTS) && for script in compile_kernels compile_sequences; do \
-		$(abspath $(BIN))/python $$script.py $(KERNEL_TARGETS) || exit 1; done
+	cd $(TRITON_TESTS) && $(abspath $(BIN))/python compile_kernels.py $(KERNEL_TARGETS)
+	cd $(TRITON_TESTS) && $(abspath $(BIN))/python compile_sequences.py $(KERNEL_TARGETS) --wide
 
 bench: $(STAMPS)/tools
 	$(BIN)/python benchmarks/cpu/compare.py $(ARGS)
@@ -88,4 +89,8 @@ $(STAMPS)/installed: $(STAMPS)/venv $(METADATA)
 
 $(STAMPS)/tools: $(STAMPS)/installed
 	$(PIP_INSTALL) $(addprefix --editable ./,$(PLUGINS)) --editable '.[test,check]'
+	@touch $@
+
+$(STAMPS)/compilers: $(STAMPS)/tools
+	$(PIP_INSTALL) --editable '.[kernels]'
 	@touch $@

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 
+import compile_cuda
 import triton
-from luce_backend_triton import kernels
+from luce_backend_triton import capability, kernels, product
 from luce_backend_triton.formats import FORMATS, SCALE_KINDS
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -21,6 +22,10 @@ POINTERS = {
 }  # fmt: skip
 
 
+LDS_BYTES = 64 << 10
+"""Shared memory of a work group of AMD's."""
+
+
 def gpu_of(target):
     """Of "cuda:90" or "hip:gfx1100": CDNA (gfx9) has warps of 64, RDNA of 32."""
     kind, _, arch = target.partition(":")
@@ -29,10 +34,25 @@ def gpu_of(target):
     return GPUTarget(kind, arch, 64 if arch.startswith("gfx9") else 32)
 
 
-def overlaps(target):
-    """Whether its launches may begin beside the one before: `product.overlaps`."""
+def ability_of(target):
+    """Of a target; others than NVIDIA's choose as cards without tensor cores do."""
     kind, _, arch = target.partition(":")
-    return kind == "cuda" and int(arch) >= 90
+    return capability.of_features(frozenset({f"sm_{arch}" if kind == "cuda" else "sm_61"}))
+
+
+def room_of(target):
+    """Bytes of shared memory of a thread block."""
+    arch = target.replace("cuda:", "sm_")
+    return compile_cuda.SHARED[arch][0] << 10 if arch in compile_cuda.SHARED else LDS_BYTES
+
+
+def compiled(kernel, signature, places, target, options=None):
+    """The kernel, whose shared memory fits a thread block there."""
+    made = triton.compile(ASTSource(kernel, signature, places), target=gpu_of(target), options=options)
+    assert made.asm
+    shared, most = made.metadata.shared, room_of(target)
+    assert shared <= most, f"{kernel.fn.__name__} wants {shared} bytes of shared memory; {target} has {most}"
+    return made
 
 
 def constants(name):
@@ -45,7 +65,8 @@ def constants(name):
 
 def variants(target):
     """(kernel, constants, types that differ from POINTERS)."""
-    overlap = overlaps(target)
+    ability = ability_of(target)
+    overlap = ability.overlap
     has = {"HAS_SCALE": True, "HAS_BIAS": True, "HAS_RESIDUAL": True}
     row = {"NORM": True, "ACT": "", "CLAMP": 0, "CHUNK": 1024}
     act = {**row, "NORM": False, "ACT": "gelu", "CLAMP": 1}
@@ -59,20 +80,20 @@ def variants(target):
     yield kernels.finish, {**dict.fromkeys(has, False), "CHUNK": 2048}, {}
     yield kernels.dequantize, {**constants("Q5_K"), "IDS": True, "ROWS": 1}, {"out": "*fp32"}
     yield kernels.dequantize, {**constants("MXFP4"), "IDS": False, "ROWS": 16}, {"out": "*fp16"}
-    yield kernels.linear, {**constants("Q6_K"), **has, "M": 16, "ROWS": 32}, {"x": "*fp16"}
+    rows = product.PORTABLE_TILE if ability.matrix else product.PORTABLE_SMALL
+    for m in {16, rows}:
+        yield kernels.linear, {**constants("Q6_K"), **has, "M": m, "ROWS": 32}, {"x": "*fp16"}
 
 
 def main(targets):
     for target in targets:
-        gpu = gpu_of(target)
         for kernel, constexprs, types in variants(target):
             signature = {
                 name: "constexpr" if name in constexprs else {**POINTERS, **types}.get(name, "i32")
                 for name in kernel.arg_names
             }
             places = {(kernel.arg_names.index(name),): value for name, value in constexprs.items()}
-            made = triton.compile(ASTSource(kernel, signature, places), target=gpu)
-            assert made.asm
+            compiled(kernel, signature, places, target)
             print(kernel.fn.__name__, target, "ok", flush=True)
 
 

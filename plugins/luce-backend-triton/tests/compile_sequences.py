@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 
-import triton
-from compile_kernels import gpu_of, overlaps
+from compile_kernels import ability_of, compiled, room_of
 from luce_backend_triton import (
     attention_kernels,
+    delta,
     delta_chunks,
     delta_kernels,
     moe_kernels,
@@ -24,7 +24,6 @@ from luce_backend_triton.formats import FORMATS, SCALE_KINDS
 from luce_backend_triton.invariant import attention_kernels as invariant_attention
 from luce_backend_triton.invariant import delta_kernels as invariant_delta
 from luce_backend_triton.invariant import kernels as invariant_kernels
-from triton.compiler import ASTSource
 
 I32 = (
     "index", "query_start", "length", "lengths", "span", "block", "first", "count", "seq", "parent", "axis",
@@ -51,9 +50,10 @@ def type_of(name):
 def variants(target, dim):
     """(kernel, constants, types that differ, options)."""
     cuda = target.startswith("cuda")
-    new = cuda and int(target.partition(":")[2]) >= 80
+    ability = ability_of(target)
+    new = ability.matrix
     rows, chunk = ("tf32", "f16") if new else ("ieee", "ieee")
-    overlap = {"OVERLAP": overlaps(target)}
+    overlap = {"OVERLAP": ability.overlap}
     pages = {"pages_k": "*bf16", "pages_v": "*fp16", "turned_q": "*bf16", "window": "i32"}
     heads = {"H": 6, "HK": 2, "D": dim, "DV": dim, "DP": dim, "BLOCK": 32, "HELD": True}
     rope = {"ROPE": True, "START": 0, "HALF": dim // 4, "HALVES": True, "AXES": True}
@@ -87,8 +87,9 @@ def variants(target, dim):
     pointer = {"window": "*fp32"}
     yield delta_kernels.held_one, {**taps, "ALONE": False, **overlap}, pointer, {}
     yield delta_kernels.held_rows, {**dims, "DP": dim, "RT": 8, "KERNEL": 4, **overlap}, pointer, {}
-    tree = {**dims, "DKP": dim, "DVB": 32, "R": 16, "ABOVE": 1, "PRECISE": rows}
-    yield delta_kernels.held_tree, {**tree, **overlap}, {}, {}
+    tree = {**dims, "DKP": dim, "DVB": 32, "PRECISE": rows}
+    for r, above in ((16, 1), (64, 16)) if new else ((delta.SMALL_HELD, 1),):
+        yield delta_kernels.held_tree, {**tree, "R": r, "ABOVE": above, **overlap}, {}, {}
     turn = {**taps, "R": 4, "ABOVE": 0, "KDA": True}
     yield delta_kernels.held_in_turn, {**turn, **overlap}, pointer, {"num_warps": 8}
     held, prompt = {"HELD": True, "KDA": False, **overlap}, {"HELD": False, "KDA": True, "OVERLAP": False}
@@ -100,12 +101,13 @@ def variants(target, dim):
     yield state_kernels.shift_rows, {"ROWS": 3, "COLS": 256, **overlap}, {}, {}
     yield state_kernels.move_entries, {"COLS": 256, "BLOCK": 32, **overlap}, {}, {}
     half = dict.fromkeys(("q", "k", "v", "w", "u", "states"), "*fp16" if cuda else "*fp32")
-    cut = {**dims, "DKP": dim, "CHUNK": 64 if new else 16, "SB": 1}
+    cut = {**dims, "DKP": dim, "CHUNK": delta.CHUNK if new else delta.SMALL_CHUNK, "SB": 1}
     yield delta_chunks.convolve, {**dims, "DP": dim, "RT": 8, "KERNEL": 4}, {**half, **pointer}, {}
     yield delta_chunks.move_window, {"ROWS": 3, "COLS": 256}, pointer, {}
-    yield delta_chunks.solve, {**cut, "DVP": dim, "PRECISE": chunk}, half, {}
-    yield delta_chunks.carry, {**cut, "DVB": 32, "STAGES": 2}, half, {}
-    yield delta_chunks.emit, {**cut, "DVP": dim}, half, {}
+    if new or room_of(target) >= delta.SMALL_CHUNK_BYTES:
+        yield delta_chunks.solve, {**cut, "DVP": dim, "PRECISE": chunk}, half, {}
+        yield delta_chunks.carry, {**cut, "DVB": 32, "STAGES": 2}, half, {}
+        yield delta_chunks.emit, {**cut, "DVP": dim}, half, {}
     fmt = FORMATS["Q6_K"]
     packed = {
         "RECORD": fmt.record_bytes, "CODES": fmt.code_bytes, "BITS": fmt.bits, "TABLE": bool(fmt.table),
@@ -151,7 +153,6 @@ FEW = (
 
 def main(targets, dim, names):
     for target in targets:
-        gpu = gpu_of(target)
         for kernel, constexprs, types, options in variants(target, dim):
             if names and kernel.fn.__name__ not in names:
                 continue
@@ -160,8 +161,7 @@ def main(targets, dim, names):
                 for name in kernel.arg_names
             }
             places = {(kernel.arg_names.index(name),): value for name, value in constexprs.items()}
-            made = triton.compile(ASTSource(kernel, signature, places), target=gpu, options=options)
-            assert made.asm
+            compiled(kernel, signature, places, target, options)
             print(kernel.fn.__name__, target, "ok", flush=True)
 
 

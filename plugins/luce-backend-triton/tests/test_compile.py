@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -39,7 +40,10 @@ extern "C" __global__ void spills(const int* at, int* to) {
 )
 def test_triton_kernels_compile(tmp_path, script, more, count):
     script = Path(__file__).parent / script
-    env = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    env = {
+        "PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path),
+        "TRITON_CACHE_DIR": str(tmp_path),
+    }  # fmt: skip
     command = [sys.executable, str(script), "cuda:90", *more]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -74,7 +78,7 @@ def test_machine_code_spills_nothing_and_has_what_its_source_declares(arch, caps
 def test_a_missing_instruction_and_spilled_registers_are_found():
     source = "// instructions: LDG HMMA\n" + SPILLS
     image = nvrtc.compile_cuda(source, "spills", "sm_90", {})
-    _, wrong = compile_cuda.faults(image, source)
+    _, wrong = compile_cuda.faults(image, source, "sm_90")
     assert "no HMMA" in wrong
     assert not any("no LDG" in one for one in wrong)
     assert any("bytes of stack" in one for one in wrong)
