@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 
+import compile_kernels
 from compile_kernels import ability_of, compiled, room_of
 from luce_backend_triton import (
     attention_kernels,
@@ -149,6 +150,7 @@ FEW = (
     "make_rows", "attend", "held_one", "solve", "carry", "best_of_part", "attend_parts", "in_turn",
     "linear_floats",
 )  # fmt: skip
+"""With those of compile_kernels.py, which are small."""
 
 
 def main(targets, dim, names):
@@ -167,8 +169,7 @@ def main(targets, dim, names):
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    main(
-        [one for one in given if ":" in one],
-        128 if "--wide" in given else 32,
-        FEW if "--few" in given else (),
-    )
+    few, targets = "--few" in given, [one for one in given if ":" in one]
+    if few:
+        compile_kernels.main(targets)
+    main(targets, 128 if "--wide" in given else 32, FEW if few else ())
