@@ -17,6 +17,7 @@ from attrs import evolve, frozen
 from luce_backend_triton import attention
 from measure import by_kernel, graph_s, read_ceiling, table
 
+from luce_core.bench import record
 from luce_core.contracts import AttentionSpec, Norm, Region, RopeSpec, SeqTable
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import build_ops
@@ -103,11 +104,18 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(MODELS), default="27B")
     parser.add_argument("--type", choices=("f16", "bf16", "f32"), default="f16")
     parser.add_argument("--quick", action="store_true", help="fewer cases")
+    record.add_option(parser)
     given = parser.parse_args()
     model = MODELS[given.model]
     dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[given.type]
+    shared = {"model": given.model, "quant": f"pages {given.type}"}
+    with record.Record(given.out, str(DEVICE), shared) as kept:
+        measure(kept, given, model, dtype)
+
+
+def measure(kept: record.Record, given: argparse.Namespace, model: Model, dtype: torch.dtype) -> None:
     ceiling = read_ceiling(DEVICE)
-    print(
+    kept.say(
         f"{torch.cuda.get_device_name(DEVICE)}, reads {ceiling / 1e9:.0f} GB/s; "
         f"{given.model}, pages {given.type}"
     )
@@ -120,12 +128,13 @@ def main() -> None:
         took = graph_s(lambda case=case: case.run(spec)) / model.layers
         moved = 2 * seqs * (depth + rows) * model.kv_heads * model.dim * dtype.itemsize
         kernels = by_kernel(lambda case=case: case.run(spec))
-        print(
+        kept.say(
             f"held {seqs}x{rows} at {depth}: {took * 1e6:.2f} us a layer, error {error:.1e}, "
             f"{moved / took / 1e9:.0f} GB/s = {moved / took / ceiling:.0%}; "
             f"{table({k: v / model.layers for k, v in kernels.items()})}",
-            flush=True,
-        )
+            f"held {seqs}x{rows}", context=depth, batch=seqs, rows=rows, seconds_per_layer=took, error=error,
+            bytes_s=moved / took, ceiling_bytes_s=ceiling,
+        )  # fmt: skip
     for rows, depth, window in ((2048, 0, None), (2048, 4096, None), (512, 8192, None), (2048, 4096, 1024)):
         case = Case(model, "prefill", 1, rows, depth, dtype, 1)
         narrow = spec_of(model, window)
@@ -135,11 +144,12 @@ def main() -> None:
         seen = rows * depth + rows * rows / 2 if window is None else rows * window
         rate = 4 * seen * model.heads * model.dim / took
         kernels = by_kernel(lambda case=case, narrow=narrow: case.run(narrow))
-        print(
+        kept.say(
             f"prefill {rows} at {depth}, window {window}: {took * 1e6:.0f} us, error {error:.1e}, "
             f"{rate / 1e12:.0f} TFLOP/s; {table(kernels)}",
-            flush=True,
-        )
+            f"prefill {rows}", context=depth, batch=1, rows=rows, window=window, seconds=took, error=error,
+            flops_s=rate,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from luce_arch_qwen35 import geometries
 
+from luce_core.bench import record
 from luce_core.contracts import GenerationRequest, Geometry, SamplingParams, Step, Tokens
 from luce_core.engine.engine import LuceEngine
 from luce_core.model.batch import RowSet
@@ -281,31 +282,41 @@ def memory(bench: Bench) -> None:
     print("  " + "; ".join(f"{claim.owner} {claim.num_bytes / 1e9:.3f}" for claim in claims))
 
 
-def measure(path: Path, given: argparse.Namespace) -> None:
+def of(name: str) -> dict[str, str]:
+    """What results say of GEOMETRY:QUANT."""
+    geometry, _, quant = name.partition(":")
+    return {"model": geometry, "quant": quant}
+
+
+def measure(kept: record.Record, path: Path, name: str, given: argparse.Namespace) -> None:
+    about = {**of(name), "deterministic": given.deterministic}
     torch.cuda.reset_peak_memory_stats()
     options = {"deterministic": True} if given.deterministic else {}
     bench = Bench(path, **options)
     title = f"{path.name} --deterministic" if given.deterministic else path.name
-    print(f"{title}: loaded in {bench.load_s:.1f} s; {torch.cuda.get_device_name(0)}", flush=True)
+    kept.say(f"{title}: loaded in {bench.load_s:.1f} s; {torch.cuda.get_device_name(0)}")
     for depth in map(int, given.depths.split(",")):
         took = bench.decode_s(depth, 1)
-        print(f"depth {depth}, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s", flush=True)
+        line = f"depth {depth}, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s"
+        kept.say(line, "engine, one sequence", **about, context=depth, batch=1, seconds_per_step=took)
     first = None
     for rows in map(int, given.rows.split(",")):
         took = bench.decode_s(0, rows)
         first = first or took
         each = f"{rows / took:.0f} tokens/s, {took / first:.2f} times one row's"
-        print(f"{rows} rows, engine: {took * 1e3:.3f} ms a step, {each}", flush=True)
+        line = f"{rows} rows, engine: {took * 1e3:.3f} ms a step, {each}"
+        kept.say(line, "engine, several sequences", **about, context=0, batch=rows, seconds_per_step=took)
     for bucket, captured in bench.graphs():
         took = bench.device_s(captured)
-        print(f"device, {bucket}: {took * 1e3:.3f} ms, {1 / took:.1f} steps/s", flush=True)
+        line = f"device, {bucket}: {took * 1e3:.3f} ms, {1 / took:.1f} steps/s"
+        placed = {"context": "by the bucket", "batch": bucket[0], "bucket": str(bucket)}
+        kept.say(line, "device, one step", **about, **placed, seconds_per_step=took)
         if given.profile and bucket[0] in (1, 16):
             breakdown(captured.replay, f"step {bucket}")
     if given.prefill:
         took = bench.prefill_s(given.prefill)
-        print(
-            f"prefill {given.prefill}: {took * 1e3:.1f} ms, {given.prefill / took:.0f} tokens/s", flush=True
-        )
+        line = f"prefill {given.prefill}: {took * 1e3:.1f} ms, {given.prefill / took:.0f} tokens/s"
+        kept.say(line, "engine, prompt", **about, context=given.prefill, batch=1, seconds=took)
         if given.profile:
             bench.submit(prompt(given.prefill + 1, 77), 1)
             breakdown(bench.engine.step, "prefill", 1)
@@ -321,7 +332,9 @@ def measure(path: Path, given: argparse.Namespace) -> None:
         times = {count: bench.tree_s(count) for count in [1, *rows]}
         for count, took in times.items():
             ratio = took / times[1]
-            print(f"device, {count} rows of one sequence: {took * 1e3:.3f} ms, {ratio:.2f} times one row's")
+            line = f"device, {count} rows of one sequence: {took * 1e3:.3f} ms, {ratio:.2f} times one row's"
+            placed = {"context": 0, "batch": 1, "rows": count}
+            kept.say(line, "device, held rows", **about, **placed, seconds_per_step=took)
 
 
 def nothing(text: object, capacity: int) -> tuple[list[int], list[int]]:
@@ -342,6 +355,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
+    record.add_option(parser)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.check and given.deterministic:
@@ -350,8 +364,9 @@ def main() -> None:
     elif given.check:
         check(model_file(given.folder, "qwen3.5-0.8b:q8_0"))
         check(small_mixture(given.folder))
-    for name in given.model:
-        measure(model_file(given.folder, name), given)
+    with record.Record(given.out, DEVICE) as kept:
+        for name in given.model:
+            measure(kept, model_file(given.folder, name), name, given)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 from luce_backend_triton import delta, state
 from measure import by_kernel, graph_s, read_ceiling, table
 
+from luce_core.bench import record
 from luce_core.contracts import Commit, DeltaSpec, ForwardBatch, Norm, SlotState
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import build_ops
@@ -89,10 +90,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=sorted(MODELS), default="27B")
+    record.add_option(parser)
     given = parser.parse_args()
-    model = MODELS[given.model]
+    with record.Record(given.out, str(DEVICE), {"model": given.model, "quant": "f32 states"}) as kept:
+        measure(kept, given, MODELS[given.model])
+
+
+def measure(kept: record.Record, given: argparse.Namespace, model: Model) -> None:
     ceiling = read_ceiling(DEVICE)
-    print(f"{torch.cuda.get_device_name(DEVICE)}, reads {ceiling / 1e9:.0f} GB/s; {given.model}")
+    kept.say(f"{torch.cuda.get_device_name(DEVICE)}, reads {ceiling / 1e9:.0f} GB/s; {given.model}")
     state_bytes = model.value_heads * model.dim * model.dim * 4
     for seqs, rows in ((1, 1), (4, 1), (16, 1), (1, 4), (1, 16), (1, 48), (8, 8)):
         layers = Layers(model, seqs, seqs * rows, model.layers)
@@ -107,12 +113,13 @@ def main() -> None:
         commit = Commit(path, torch.full((seqs,), path.shape[1], dtype=torch.int32, device=DEVICE))
         folded = graph_s(lambda layers=layers, b=b, commit=commit: layers.commit(b, commit))
         rate, rate_fold = seqs * state_bytes / took, 2 * seqs * state_bytes * model.layers / folded
-        print(
+        kept.say(
             f"held {seqs}x{rows}: {took * 1e6:.2f} us a layer, errors {errors[0]:.1e} {errors[1]:.1e}, "
             f"{rate / 1e9:.0f} GB/s = {rate / ceiling:.0%}; commit of all {folded * 1e6:.1f} us, "
             f"{rate_fold / 1e9:.0f} GB/s = {rate_fold / ceiling:.0%}",
-            flush=True,
-        )
+            f"held {seqs}x{rows}", context=9, batch=seqs, rows=rows, seconds_per_layer=took, errors=errors,
+            bytes_s=rate, commit_seconds=folded, commit_bytes_s=rate_fold, ceiling_bytes_s=ceiling,
+        )  # fmt: skip
     for seqs, rows in ((1, 2048), (1, 512), (4, 300)):
         layers = Layers(model, seqs, seqs * rows, 1)
         b = make_batch("prefill", [RowSet(s, 9, [1] * rows, {}) for s in range(seqs)], device="cuda:0")
@@ -120,11 +127,11 @@ def main() -> None:
         assert max(errors) < 1e-2, errors
         took = graph_s(lambda layers=layers, b=b: layers.run(b))
         kernels = by_kernel(lambda layers=layers, b=b: layers.run(b))
-        print(
+        kept.say(
             f"prefill {seqs}x{rows}: {took * 1e6:.0f} us, errors {errors[0]:.1e} {errors[1]:.1e}; "
             f"{table(kernels)}",
-            flush=True,
-        )
+            f"prefill {seqs}x{rows}", context=9, batch=seqs, rows=rows, seconds=took, errors=errors,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

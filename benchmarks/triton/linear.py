@@ -22,6 +22,7 @@ from luce_backend_triton.matrix import Matrix
 from luce_backend_triton.product import Rows
 from measure import graph_s, median_s, read_ceiling
 
+from luce_core.bench import record
 from luce_core.contracts import RawLinear
 
 HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
@@ -136,13 +137,17 @@ def bench_few(linear: Linear, copies: list[Matrix], m: int, cuda: bool, whole: b
     return graph_s(run) / len(copies)
 
 
-def report(model: str, rows: list[int], prefill: int, cuda: bool, device: torch.device) -> None:
+def report(
+    kept: record.Record, model: str, rows: list[int], prefill: int, cuda: bool, device: torch.device
+) -> None:
     ceiling = read_ceiling(device)
     kernels = "CUDA C++" if cuda else "Triton"
-    print(f"{torch.cuda.get_device_name(device)}, reads {ceiling / 1e9:.0f} GB/s; kernels {kernels}")
+    kept.say(f"{torch.cuda.get_device_name(device)}, reads {ceiling / 1e9:.0f} GB/s; kernels {kernels}")
     for name in sorted({linear.format for linear in MODELS[model]}):
         errors = {m: check(name, m, cuda, device) for m in (*rows, 300)}
-        print(f"{name}: relative error", ", ".join(f"{m} rows {error:.1e}" for m, error in errors.items()))
+        shown = ", ".join(f"{m} rows {error:.1e}" for m, error in errors.items())
+        line = f"{name}: relative error {shown}"
+        kept.say(line, "relative error", quant=name, batch=max(errors), errors=errors)
         assert max(errors.values()) <= TOLERANCE, errors
     totals: dict[str, float] = dict.fromkeys([*map(str, rows), "prefill"], 0.0)
     l2 = torch.cuda.get_device_properties(device).L2_cache_size
@@ -151,31 +156,37 @@ def report(model: str, rows: list[int], prefill: int, cuda: bool, device: torch.
         file_bytes = linear.rows * linear.cols // weights * size
         copies = [pack(linear, seed, device) for seed in range(max(2, -(-4 * l2 // file_bytes)))]
         moved = copies[0].records.numel()
-        print(f"{linear.name} {linear.format} {linear.rows}x{linear.cols}, {len(copies)} copies")
+        shape = f"{linear.name} {linear.rows}x{linear.cols}"
+        kept.say(f"{linear.name} {linear.format} {linear.rows}x{linear.cols}, {len(copies)} copies")
         for m in rows:
             took, with_x = (bench_few(linear, copies, m, cuda, whole) for whole in (False, True))
             totals[str(m)] += linear.count * took
-            print(
+            kept.say(
                 f"  {m:3d} rows {took * 1e6:8.2f} us, with x {with_x * 1e6:8.2f}; "
                 f"file {file_bytes / took / 1e9:5.0f} GB/s, "
-                f"moved {moved / took / 1e9:5.0f} = {moved / took / ceiling:4.0%} of the ceiling"
-            )
+                f"moved {moved / took / 1e9:5.0f} = {moved / took / ceiling:4.0%} of the ceiling",
+                shape, quant=linear.format, batch=m, seconds=took, seconds_with_x=with_x,
+                file_bytes_s=file_bytes / took, moved_bytes_s=moved / took, ceiling_bytes_s=ceiling,
+            )  # fmt: skip
         if prefill:
             x = torch.randn(prefill, linear.cols, device=device)
             many = min(prefill, 1) if linear.name == "head" else prefill
             took = median_s(lambda copies=copies, x=x[:many]: product.product(copies[0], Rows(x), cuda), 5)
             totals["prefill"] += linear.count * took
             rate = 2 * many * linear.rows * linear.cols / took / 1e12
-            print(f"  {many} rows {took * 1e6:8.0f} us, {rate:.0f} TFLOP/s")
+            line = f"  {many} rows {took * 1e6:8.0f} us, {rate:.0f} TFLOP/s"
+            kept.say(line, shape, quant=linear.format, batch=many, seconds=took, flops_s=rate * 1e12)
         del copies
         torch.cuda.empty_cache()
     for m in rows:
         took, ratio = totals[str(m)], totals[str(m)] / totals[str(rows[0])]
-        print(f"linears of {model}, {m} rows: {took * 1e3:.3f} ms, {1 / took:.1f} steps/s, {ratio:.2f} times")
+        line = f"linears of {model}, {m} rows: {took * 1e3:.3f} ms, {1 / took:.1f} steps/s, {ratio:.2f} times"
+        kept.say(line, "all linears", quant="Q4_K_M", batch=m, seconds=took)
     if prefill:
         took = totals["prefill"]
-        print(f"linears of {model}, prefill {prefill}: {took * 1e3:.1f} ms, {prefill / took:.0f} tokens/s")
-    print("\n".join(PUBLISHED[model]))
+        line = f"linears of {model}, prefill {prefill}: {took * 1e3:.1f} ms, {prefill / took:.0f} tokens/s"
+        kept.say(line, "all linears, prompt", quant="Q4_K_M", batch=prefill, seconds=took)
+    kept.say("\n".join(PUBLISHED[model]))
 
 
 def main() -> None:
@@ -186,9 +197,12 @@ def main() -> None:
     parser.add_argument("--rows", default="1,4,16,24,32")
     parser.add_argument("--prefill", type=int, default=2048, help="rows of a prompt's chunk; 0 leaves it out")
     parser.add_argument("--portable", action="store_true", help="Triton alone, without CUDA C++")
+    record.add_option(parser)
     given = parser.parse_args()
     rows = [int(part) for part in given.rows.split(",")]
-    report(given.model, rows, given.prefill, not given.portable, torch.device("cuda:0"))
+    shared = {"model": given.model, "context": 0, "portable": given.portable}
+    with record.Record(given.out, "cuda:0", shared) as kept:
+        report(kept, given.model, rows, given.prefill, not given.portable, torch.device("cuda:0"))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decode import DEVICE, HOOKS, Bench, model_file, prompt
+from decode import DEVICE, HOOKS, Bench, model_file, of, prompt
 
+from luce_core.bench import record
 from luce_core.synth.known import find
 from luce_core.testing.pipeline import registry_of
 
@@ -60,7 +61,7 @@ def long_prompt(bench: Bench, length: int) -> float:
     return arrived[0][0] - start
 
 
-def measure(name: str, given: argparse.Namespace, ceiling: float) -> None:
+def measure(kept: record.Record, name: str, given: argparse.Namespace, ceiling: float) -> None:
     path = model_file(given.folder, name)
     products, attention = work(name)
     lengths = [int(part) for part in given.lengths.split(",") if part]
@@ -70,11 +71,11 @@ def measure(name: str, given: argparse.Namespace, ceiling: float) -> None:
         for length in lengths:
             took = long_prompt(bench, length)
             floor = (products * length + attention * length**2 / 2) / ceiling
-            print(
+            kept.say(
                 f"{path.stem}, prompt of {length}: {took:.2f} s, {length / took:.0f} tokens/s; floor "
                 f"{floor:.2f} s, {floor / took:.0%} of it reached",
-                flush=True,
-            )
+                "prompt", **of(name), context=length, batch=1, chunk=given.chunk, seconds=took, floor_s=floor,
+            )  # fmt: skip
         del bench
         torch.cuda.empty_cache()
     streams = [int(part) for part in given.streams.split(",") if part]
@@ -84,11 +85,11 @@ def measure(name: str, given: argparse.Namespace, ceiling: float) -> None:
         for count in streams:
             took = bench.decode_s(given.context, count)
             alone = alone or took
-            print(
+            kept.say(
                 f"{path.stem}, {count} streams behind {given.context}: {took * 1e3:.2f} ms a step, "
                 f"{count / took:.0f} tokens/s, {count * alone / took:.2f} times one stream's",
-                flush=True,
-            )
+                "streams", **of(name), context=given.context, batch=count, seconds_per_step=took,
+            )  # fmt: skip
         del bench
         torch.cuda.empty_cache()
 
@@ -103,12 +104,14 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "luce-models")
+    record.add_option(parser)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    ceiling = rate()
-    print(f"{torch.cuda.get_device_name(0)}, products of halves {ceiling / 1e12:.0f} TFLOP/s")
-    for name in given.model:
-        measure(name, given, ceiling)
+    with record.Record(given.out, str(DEVICE)) as kept:
+        ceiling = rate()
+        kept.say(f"{torch.cuda.get_device_name(0)}, products of halves {ceiling / 1e12:.0f} TFLOP/s")
+        for name in given.model:
+            measure(kept, name, given, ceiling)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from linear import pack
 from luce_backend_triton import moe, ops
 from measure import by_kernel, graph_s, median_s, read_ceiling, table
 
+from luce_core.bench import record
 from luce_core.contracts import ExpertStack, Linear, LinearGroup, Norm, SharedExpert
 from luce_core.model.weights import ResidentExperts
 from luce_core.ops import build_ops
@@ -60,7 +61,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--portable", action="store_true", help="Triton alone, without CUDA C++")
+    record.add_option(parser)
     given = parser.parse_args()
+    shared = {"model": "35B-A3B layer", "quant": "Q4_K", "context": 0, "portable": given.portable}
+    with record.Record(given.out, str(DEVICE), shared) as kept:
+        measure(kept, given)
+
+
+def measure(kept: record.Record, given: argparse.Namespace) -> None:
     model = Model()
     linears = ops.PORTABLE if given.portable else ops.CUDA
     op = (moe.PORTABLE if given.portable else moe.CUDA).experts
@@ -69,8 +77,8 @@ def main() -> None:
     reference = build_ops({name: getattr(linears, name) for name in names})
     layers = [Layer(model, layered, seed) for seed in range(12)]
     ceiling = read_ceiling(DEVICE)
-    print(f"{torch.cuda.get_device_name(DEVICE)}, reads {ceiling / 1e9:.0f} GB/s; 35B-A3B layer")
-    record = layers[0].bank.stack.down.packed.records.nbytes / model.experts * 3
+    kept.say(f"{torch.cuda.get_device_name(DEVICE)}, reads {ceiling / 1e9:.0f} GB/s; 35B-A3B layer")
+    one_expert = layers[0].bank.stack.down.packed.records.nbytes / model.experts * 3
     for rows in (1, 2, 4, 16, 128, 2048):
         x = torch.randn(rows, model.width, device=DEVICE)
         score = torch.rand(rows, model.experts, device=DEVICE)
@@ -89,13 +97,14 @@ def main() -> None:
             took = graph_s(lambda run=run: [run(layer) for layer in layers]) / len(layers)
         else:
             took = median_s(lambda run=run: [run(layer) for layer in layers[:2]]) / 2
-        moved = record * ids.unique().numel()
+        moved = one_expert * ids.unique().numel()
         kernels = by_kernel(lambda run=run: [run(layer) for layer in layers[:4]])
-        print(
+        kept.say(
             f"{rows} rows: {took * 1e6:.1f} us a layer, error {error:.1e}, {moved / took / 1e9:.0f} GB/s = "
             f"{moved / took / ceiling:.0%}; {table({k: v / 4 for k, v in kernels.items()})}",
-            flush=True,
-        )
+            f"experts of {rows} rows", batch=rows, seconds_per_layer=took, error=error, bytes_s=moved / took,
+            ceiling_bytes_s=ceiling,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
+import re
 import resource
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from luce_core.registry import Registry
 
 CPUINFO = Path("/proc/cpuinfo")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+SECRET = "--api-key"
 BUSY_SHARE = 0.5
 """Load per processor from which a result comes with a warning."""
 ROOT = Path(luce_core.__file__).parents[1]
@@ -42,6 +47,8 @@ class Host:
     """Logical processors this process may use."""
     load: float | None
     """Load of the last minute when it began; None where the system does not say."""
+    command: str = ""
+    """What measured it, without keys."""
 
     @property
     def busy(self) -> str:
@@ -77,6 +84,8 @@ class Subject:
     drafters: tuple[str, ...]
     flash_attention: bool
     torch: str
+    driver: str
+    """Of the device; "" = it has none, or it is not known."""
     plugins: Mapping[str, str]
     """Distribution, or name without one -> version."""
     bandwidth: str
@@ -96,7 +105,18 @@ def host_facts(root: Path = ROOT) -> Host:
         host_cpu=cpu_name(),
         host_cpus=usable,
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        command=command_line(sys.argv),
     )
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """As a shell takes it; what follows --api-key is left out."""
+    shown, hidden = [Path(argv[0]).name], False
+    for word in argv[1:]:
+        name, equals, _ = word.partition("=")
+        shown.append("..." if hidden else f"{name}=..." if equals and name == SECRET else word)
+        hidden = word == SECRET
+    return shlex.join(shown)
 
 
 def subject_facts(
@@ -133,6 +153,7 @@ def subject_facts(
         drafters=plan.parts["drafter"],
         flash_attention=has_fused_attention(registry, target.op_layers, plan.values["execution.ops_off"]),
         torch=torch.__version__,
+        driver=driver_version(device.id),
         plugins={
             record.distribution or record.name: record.version
             for record in registry.loaded()
@@ -149,6 +170,54 @@ def has_fused_attention(registry: Registry, op_layers: Sequence[str], off: Seque
 
     layers = [without(registry.op_layer(name).value, off) for name in op_layers]
     return any(impl.op == "attention" for layer in layers for impl in layer.ops)
+
+
+@frozen
+class Device:
+    """What scripts measure on that plan nothing."""
+
+    device: str
+    device_name: str
+    driver: str
+    torch: str
+    cuda: str
+    """What torch was built for; "" = no GPU."""
+    triton: str
+    """"" = it is not installed."""
+
+
+def device_facts(device: str) -> Device:
+    """Of a device as torch names it."""
+    import torch
+
+    on_gpu = device.partition(":")[0] == "cuda"
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = ""
+    return Device(
+        device=device,
+        device_name=torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
+        driver=driver_version(device),
+        torch=torch.__version__,
+        cuda=torch.version.cuda or "",
+        triton=triton,
+    )
+
+
+def driver_version(device: str, told: Path = NVIDIA_DRIVER) -> str:
+    """Of the NVIDIA driver, as the kernel has it, else as nvidia-smi says (under WSL)."""
+    if device.partition(":")[0] != "cuda":
+        return ""
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", told.read_text()) if told.is_file() else None
+    if found:
+        return found[0]
+    try:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # there is none
+        return ""
+    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""
 
 
 def commit_of(root: Path) -> str | None:

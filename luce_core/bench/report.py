@@ -135,7 +135,9 @@ def head(report: Report) -> list[str]:
         f"on {subject.device} ({subject.device_name}), {_threads(subject)}; {parts}",
         f"context {subject.context}, chunk {subject.chunk}, KV {subject.k_type}/{subject.v_type}; "
         f"{report.repetitions} repetitions, seed {report.seed}",
-        f"luce-core {host.luce_core}, commit {host.commit}; torch {subject.torch}; plugins {plugins}",
+        f"luce-core {host.luce_core}, commit {host.commit}; torch {subject.torch}"
+        + (f", driver {subject.driver}" if subject.driver else "")
+        + f"; plugins {plugins}",
         f"{host.date}; host {host.host_cpu}" + (f", load {host.load:.2f}" if host.load is not None else ""),
     ]
 

@@ -177,6 +177,7 @@ SUBJECT = Subject(
     op_layers=("cpu-c",),
     drafters=(),
     flash_attention=True,
+    driver="",
     torch="2.13.0",
     plugins={"luce-backend-cpu": "0.1.0"},
     bandwidth="11.9 GB/s of cpu (measured here)",
