@@ -19,6 +19,7 @@
     gguf_factory      write_gguf, split_gguf: tiny model files; toy_vocab: vocabularies for them
     rig               ModelRig, one model driven by hand
     pipeline          make_pipeline and EngineRig, whole pipelines over named modules of hooks
+    staging           executors over static buffers, at once or ahead of what was read
     server            serving, a real HTTP server over a pipeline
 
 Import from the module that holds a name; importing this package imports nothing else.

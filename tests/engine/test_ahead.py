@@ -10,8 +10,7 @@ from luce_core.engine.scheduler import FairScheduler
 from luce_core.ops.newest import MOST_ENDS
 from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.pipeline import EngineRig
-
-from .staging import AheadExecutor
+from luce_core.testing.staging import AheadExecutor
 
 PROMPTS = ([5, 9, 2], [7], list(range(1, 30)))
 

@@ -12,8 +12,7 @@ from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import sampling
 from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.pipeline import EngineRig
-
-from .staging import StagingExecutor
+from luce_core.testing.staging import StagingExecutor
 
 PROMPTS = ([5, 9, 2], [7], list(range(1, 30)))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 from luce_core.contracts import Tap
 from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.gguf_factory import write_gguf
 from luce_core.testing.pipeline import TOY_HOOKS, EngineRig, make_pipeline
 from luce_core.testing.rig import ModelRig
+from luce_core.testing.staging import AheadExecutor
 from luce_core.testing.toy_vocab import toy_vocabulary
 
 from .models_v41 import keys_of, metadata_of, random_tensors
@@ -90,3 +92,20 @@ def test_sequences_that_give_way_go_on_as_if_nothing_had_been(model, wanted):
     rig = rig_of(model, cache_bytes=windows + entry_blocks)
     assert rig.generate(*PROMPTS, max_tokens=TOKENS) == wanted
     assert rig.engine.counters["preempted"] > 0
+
+
+def test_steps_queued_ahead_leave_the_state_of_the_text(model, wanted):
+    """Texts end by themselves with a step under way, and the next turn goes on from what they left."""
+    made, plain, executor = rig_of(model), rig_of(model), AheadExecutor()
+    made = EngineRig(evolve(made.pipeline, executor=executor))
+    turns = []
+    for rig in (made, plain):
+        answers = [
+            rig.submit(prompt, TOKENS, eog=frozenset({answer[6]}))
+            for prompt, answer in zip(PROMPTS, wanted, strict=True)
+        ]
+        rig.run()
+        longer = [[*prompt, *answer.ids, 7] for prompt, answer in zip(PROMPTS, answers, strict=True)]
+        turns.append((longer, rig.generate(*longer, max_tokens=5)))
+    assert turns[0] == turns[1]
+    assert executor.followed > 3

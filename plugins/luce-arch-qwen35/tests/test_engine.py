@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attrs import evolve
 
 from luce_core.contracts import SamplingParams
 from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.gguf_factory import write_gguf
 from luce_core.testing.pipeline import TOY_HOOKS, EngineRig, make_pipeline
+from luce_core.testing.staging import AheadExecutor
 from luce_core.testing.toy_vocab import toy_vocabulary
 
 from .hugging_face import metadata_of, random_model, tensors_of
@@ -51,6 +53,31 @@ def test_prompts_together_and_a_prefix_from_the_cache(case):
     assert [answer.ids for answer in again] == answers
     # the state of a recurrence comes back only where a checkpoint was made
     assert all(answer.done.usage["cached_tokens"] > 0 for answer in again)
+
+
+def test_steps_queued_ahead_leave_the_state_of_the_text(case):
+    """Texts end by themselves with a step under way, and the next turn goes on from what they left."""
+    path, prompts, model = case
+    plain = EngineRig(make_pipeline(path, TOY_HOOKS, HOOKS, options=OPTIONS))
+    want = plain.generate(*prompts, max_tokens=LENGTH)
+    ends = [frozenset({answer[LENGTH - 3]}) for answer in want]
+    executor = AheadExecutor()
+    pipeline = make_pipeline(path, TOY_HOOKS, HOOKS, options=OPTIONS)
+    rig = EngineRig(evolve(pipeline, executor=executor))
+    answers = [rig.submit(prompt, LENGTH, eog=eog) for prompt, eog in zip(prompts, ends, strict=True)]
+    rig.run()
+    assert executor.followed > 3
+    assert {answer.done.reason for answer in answers} == {"stop"}
+    for answer, whole in zip(answers, want, strict=True):
+        assert answer.ids == whole[: len(answer.ids)]
+    longer = [prompt + answer.ids + [7] for prompt, answer in zip(prompts, answers, strict=True)]
+    again = [rig.submit(prompt, LENGTH) for prompt in longer]
+    rig.run()
+    assert all(
+        answer.done.usage["cached_tokens"] >= len(prompt) - 2
+        for answer, prompt in zip(again, longer, strict=True)
+    )
+    assert_greedy(model, longer, [answer.ids for answer in again])
 
 
 def test_candidates_are_taken_and_rolled_back(case):
