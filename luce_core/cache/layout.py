@@ -56,8 +56,7 @@ def misfits(layout: StateLayout, sizes: StateSizes) -> list[str]:
             if strides[pages.group] != 1 or name not in CODED_FIELDS:
                 found.setdefault(kind, f"{kind} keeps what each token has, not compressed entries {where}")
             elif not codec.fits(how.width):
-                unit = (codec.turned or codec.groups)[-1]
-                wants = f"{kind} keeps vectors of a multiple of {unit} numbers, got {how.width} {where}"
+                wants = f"{kind} keeps vectors of a multiple of {codec.unit} numbers, got {how.width} {where}"
                 found.setdefault((kind, how.width), wants)
     for slot in layout.slots:
         if any(coded(field, sizes) for field in (slot.state, *slot.log.values())):

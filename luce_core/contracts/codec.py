@@ -23,27 +23,34 @@ class CacheCodec:
     """What `--cache-type-k` and `--cache-type-v` call it."""
     code_bits: int
     groups: tuple[int, ...]
-    """Numbers that share a scale, best first: the first that divides a vector is taken."""
-    scaled: bool = True
-    turned: tuple[int, ...] = ()
-    """Numbers that are turned together before they are encoded, best first; () = they are kept as they are.
-
-    The turn is orthogonal: R(x) = Hadamard(s · x) / √n with fixed signs s. Queries may be turned instead of
-    keys turned back, and a sum of values turned back once: (R q) · (R k) = q · k.
+    """Numbers that share a scale, best first: the first that divides a vector is taken; each divides the one
+    before it.
     """
+    scaled: bool = True
+    turns: tuple[int, ...] = (128, 64, 32)
+    """Numbers that are turned together before they are encoded, likewise.
+
+    A turn is orthogonal: R(x) = Hadamard(s · x) / √n with fixed signs s. It spreads what stands out, as some
+    features of keys do in every token (docs/cache-types.md has what that is worth). Queries may be turned
+    instead of keys turned back, and a sum of values turned back once: (R q) · (R k) = q · k.
+    """
+
+    @property
+    def unit(self) -> int:
+        """Vectors are a multiple of so many numbers."""
+        return max(self.groups[-1], self.turns[-1])
 
     def fits(self, width: int) -> bool:
         """Whether vectors of so many numbers can be kept."""
-        kinds = (self.groups, self.turned) if self.turned else (self.groups,)
-        return width > 0 and all(any(width % size == 0 for size in sizes) for sizes in kinds)
+        return width > 0 and width % self.unit == 0
 
     def group(self, width: int) -> int:
         """Numbers that share a scale. Raises ValueError where it does not fit."""
         return self._of(self.groups, width)
 
     def turn(self, width: int) -> int:
-        """Numbers that are turned together; 0 = none. Raises ValueError where it does not fit."""
-        return self._of(self.turned, width) if self.turned else 0
+        """Numbers that are turned together. Raises ValueError where it does not fit."""
+        return self._of(self.turns, width)
 
     def code_bytes(self, width: int) -> int:
         """Where the scales of a vector begin."""
@@ -56,9 +63,9 @@ class CacheCodec:
 
     def _of(self, sizes: tuple[int, ...], width: int) -> int:
         for size in sizes:
-            if width % size == 0:
+            if self.fits(width) and width % size == 0:
                 return size
-        raise ValueError(f"cache type {self.name} keeps multiples of {sizes[-1]} numbers, got {width}")
+        raise ValueError(f"cache type {self.name} keeps multiples of {self.unit} numbers, got {width}")
 
 
 CODECS: Mapping[str, CacheCodec] = {
@@ -67,7 +74,7 @@ CODECS: Mapping[str, CacheCodec] = {
         CacheCodec("q8_0", 8, (32,)),
         CacheCodec("fp8", 8, (1,), scaled=False),
         CacheCodec("q4_0", 4, (32,)),
-        CacheCodec("tq3_0", 3, (128, 64), turned=(128, 64)),
+        CacheCodec("tq3_0", 3, (128, 64), turns=(128, 64)),
     )
 }
 

@@ -1,7 +1,7 @@
 """The cache's codecs in torch, reference: vectors to bytes and back. `contracts.codec` says how they lie.
 
-Rounding is half away from zero. A group with a number that is not finite is NaN throughout when it is read
-(fp8: that number alone), so nothing wrong in a network is hidden by its cache.
+Rounding is half away from zero. Numbers that were turned together with one that is not finite are all NaN
+when they are read, so nothing wrong in a network is hidden by its cache.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ FP8_MAX = 448.0
 def encode(field: CodedField, x: Tensor) -> Tensor:
     """x [..., width] -> u8[..., vector_bytes]."""
     codec, width = field.codec, field.width
-    x = x.float()
-    if codec.turned:
-        x = turn(x, codec.turn(width))
+    x = turn(x.float(), codec.turn(width))
     codes, scales = _ENCODE[codec.name](grouped(x, codec.group(width)))
     parts = [codes]
     if scales is not None:
@@ -41,7 +39,7 @@ def decode(field: CodedField, data: Tensor) -> Tensor:
         groups = width // codec.group(width)
         scales = data[..., end : end + 2 * groups].contiguous().view(torch.float16).float()
         numbers = (grouped(numbers, codec.group(width)) * scales[..., None]).flatten(-2)
-    return turn_back(numbers, codec.turn(width)) if codec.turned else numbers
+    return turn_back(numbers, codec.turn(width))
 
 
 def grouped(x: Tensor, size: int) -> Tensor:
@@ -121,7 +119,7 @@ def _decode_fp8(codes: Tensor) -> Tensor:
 
 
 def _encode_tq3(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers of the turned group over their root mean square, as sign and one of four magnitudes.
+    """Numbers of a group over their root mean square, as sign and one of four magnitudes.
 
     Magnitudes of the whole vector come first, four of 2 bits to a byte, then its signs, eight to a byte. The
     scale makes the norm right again.

@@ -40,8 +40,8 @@ def test_bytes_of_a_vector(name):
 
 @pytest.mark.parametrize(
     ("name", "width", "fits"),
-    [("q8_0", 96, True), ("q8_0", 80, False), ("q4_0", 16, False), ("fp8", 5, True), ("tq3_0", 96, False),
-     ("tq3_0", 192, True), ("q8_0", 0, False)],
+    [("q8_0", 96, True), ("q8_0", 80, False), ("q4_0", 16, False), ("fp8", 5, False), ("fp8", 96, True),
+     ("tq3_0", 96, False), ("tq3_0", 192, True), ("q8_0", 0, False)],
 )  # fmt: skip
 def test_which_vectors_can_be_kept(name, width, fits):
     assert CODECS[name].fits(width) is fits
@@ -68,9 +68,10 @@ def test_what_is_kept_is_near(field):
 def test_numbers_are_those_of_ggml(name, kind):
     x = numbers(500, 128) * 3
     number = gguf.GGMLQuantizationType[kind]
-    want = gguf.quants.dequantize(gguf.quants.quantize(x.numpy(), number), number)
+    turned = turn(x, 128)
+    want = gguf.quants.dequantize(gguf.quants.quantize(turned.numpy(), number), number)
     field = CodedField(CODECS[name], 128)
-    np.testing.assert_array_equal(decode(field, encode(field, x)).numpy(), want)
+    assert torch.equal(decode(field, encode(field, x)), turn_back(torch.from_numpy(want), 128))
 
 
 def fp8_numbers():
@@ -84,12 +85,14 @@ def fp8_numbers():
 
 def test_fp8_is_the_nearest_number_there_is():
     every = np.array(sorted({sign * x for x in fp8_numbers() for sign in (1, -1)}))
-    large = torch.tensor([448.0, 1e9, -600.0])
-    x = torch.cat((numbers(4000), numbers(4000) * 100, numbers(4000) / 1000, large))
-    field = CodedField(CODECS["fp8"], x.shape[0])
-    got = decode(field, encode(field, x)).double().numpy()
-    best = np.abs(every[None, :] - x.double().clamp(-448, 448).numpy()[:, None]).min(1)
-    np.testing.assert_array_equal(np.abs(got - x.double().clamp(-448, 448).numpy()), best)
+    sizes = torch.tensor([1e-3, 1e-2, 1, 100, 1000])
+    x = (numbers(20, 5, 128) * sizes[:, None]).flatten(0, 1)
+    kept = encode(CodedField(CODECS["fp8"], 128), x).numpy().ravel()
+    values = list(fp8_numbers())
+    got = np.array([values[byte & 127] * (-1) ** (byte >> 7) for byte in kept.tolist()])
+    want = turn(x, 128).double().clamp(-448, 448).numpy().ravel()
+    np.testing.assert_array_equal(np.abs(got - want), np.abs(every[None, :] - want[:, None]).min(1))
+    assert np.abs(want).max() == 448
 
 
 def bits_of(data, bits):
@@ -167,7 +170,7 @@ def test_very_small_and_very_large_numbers_stay_finite(field, size):
 def test_what_is_not_finite_is_not_hidden(field, wrong):
     x = numbers(field.width)
     x[3] = wrong
-    got, size = decode(field, encode(field, x)), field.codec.group(field.width)
+    got, size = decode(field, encode(field, x)), field.codec.turn(field.width)
     lost = torch.arange(field.width) // size == 3 // size
     assert got[lost].isnan().all()
     assert got[~lost].isfinite().all()
@@ -184,8 +187,6 @@ def test_a_vector_is_encoded_alone(number, seed, power):
     x = numbers(6, field.width, seed=seed) * 2.0**power
     alone = torch.stack([encode(field, row) for row in x])
     together = encode(field, x)
-    if field.codec.turned:  # products of matrices differ in their last bit
-        torch.testing.assert_close(decode(field, alone), decode(field, together), rtol=0, atol=2.0**power)
-        assert (alone != together).float().mean() < 0.01
-    else:
-        assert torch.equal(alone, together)
+    assert (alone != together).float().mean() < 0.002  # products of matrices differ in their last bit
+    near = decode(field, alone) - decode(field, together)
+    assert near.norm() < 0.01 * x.norm()
