@@ -17,7 +17,7 @@ from torch import Tensor
 from luce_backend_triton import attention_kernels as kernels
 from luce_backend_triton import capability, product, shapes
 from luce_backend_triton.kernels import INTERPRETED
-from luce_core.contracts import AttentionSpec, ForwardBatch, Region, RopeSpec
+from luce_core.contracts import AttentionSpec, CodedField, ForwardBatch, Region, RopeSpec
 from luce_core.contracts.staged import takes_padding
 from luce_core.errors import PluginError
 from luce_core.ops import attention as reference
@@ -35,6 +35,8 @@ SPARE_BYTES = 4096
 """Of shared memory, for what is not a tile."""
 GATES = {"": 0, "sigmoid": 1, "softplus": 2}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+CODECS = ("q8_0", "fp8", "q4_0", "tq3_0")
+"""Those of `codec_kernels`."""
 LOG2E = 1.4426950408889634
 
 
@@ -110,15 +112,48 @@ def _axes(sections: tuple[int, ...], interleaved: bool, device: torch.device) ->
     return section_axes(sections, interleaved).to(device, torch.int32)
 
 
+def _known(region: Region, name: str) -> bool:
+    """Whether the kernels know how a field is kept."""
+    how = region.codecs.get(name)
+    return region.fields[name].dtype in DTYPES if how is None else how.codec.name in CODECS
+
+
+def coding(how: CodedField | None, letter: str) -> dict[str, Any]:
+    """What kernels are told of how keys ("K") or values ("V") are kept; None: as numbers."""
+    if how is None:
+        told = {"C": "", "G": 0, "T": 0, "B": 0, "S": 0}
+    else:
+        codec, width = how.codec, how.width
+        told = {
+            "C": codec.name, "G": codec.group(width), "T": codec.turn(width), "B": codec.vector_bytes(width),
+            "S": codec.code_bytes(width) // 2,
+        }  # fmt: skip
+    return {letter + key: value for key, value in told.items()}
+
+
+def codings_of(region: Region) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Pages of keys and of values once more, as f16 where they are codes, and what kernels are told."""
+    codecs = region.codecs
+    scales = [
+        pages.view(torch.float16) if name in codecs else pages
+        for name, pages in ((name, region.fields[name]) for name in ("k", "v"))
+    ]
+    return scales[0], scales[1], {**coding(codecs.get("k"), "K"), **coding(codecs.get("v"), "V")}
+
+
+def _compute_type(region: Region) -> torch.dtype:
+    """In which queries meet keys."""
+    return torch.float16 if "k" in region.codecs else region.fields["k"].dtype
+
+
 def reads(region: Region, extra: Any, spec: AttentionSpec) -> bool:
     """Whether the kernels do."""
-    fields = region.fields
     return (
-        set(fields) == {"k", "v"}
+        set(region.fields) == {"k", "v"}
         and region.stride == 1
         and extra is None
         and not spec.inverse_output_rope
-        and all(pages.dtype in DTYPES for pages in fields.values())
+        and all(_known(region, name) for name in region.fields)
         and spec.heads % spec.kv_heads == 0
     )
 
@@ -186,13 +221,13 @@ def make_rows(
     b: ForwardBatch, q: Tensor, k: Tensor | None, v: Tensor | None, region: Region, spec: AttentionSpec,
     heads_each: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The query, turned, as [T, H, D] of the keys' type; k and v go to their entries.
+    """The query, turned as keys are, [T, H, D] of the type it meets them in; k and v go to their entries.
 
     heads_each: heads of a program; None: more where there are many rows.
     """
     rows, heads, kv_heads, dim = q.shape[0], spec.heads, spec.kv_heads, spec.head_dim
     pages_k, pages_v = region.fields["k"], region.fields["v"]
-    query = torch.empty(rows, heads, dim, dtype=pages_k.dtype, device=q.device)
+    query = torch.empty(rows, heads, dim, dtype=_compute_type(region), device=q.device)
     if rows == 0:
         return query
     write = k is not None and v is not None
@@ -202,20 +237,21 @@ def make_rows(
     norms = (spec.q_norm, spec.k_norm, spec.v_norm)
     weights = [q if norm is None else norm.weight for norm in norms]
     eps = [0.0 if norm is None else norm.eps for norm in norms]
+    scales_k, scales_v, codings = codings_of(region)
     per, overlap = heads_each, overlaps(q.device)
     if per is None:
         per = 8 if INTERPRETED or rows * heads >= 1024 else 1
     groups = -(-heads // per) + (2 * -(-kv_heads // per) if write else 0)
     width = max(dim, spec.value_dim)
     kernels.make_rows[(rows, groups)](
-        q, key, value, query, pages_k, pages_v, *weights, b.position, axis, frequency,
+        q, key, value, query, pages_k, pages_v, scales_k, scales_v, *weights, b.position, axis, frequency,
         b.seq, b.index, b.query_start, b.length, b.parent, table.block, table.first, table.count,
         b.slot.shape[0], q.stride(0), key.stride(0), value.stride(0), b.position.stride(0),
         b.position.stride(1), table.block.stride(0), *eps, magnitude,
         H=heads, HK=kv_heads, D=dim, DV=spec.value_dim, DP=triton.next_power_of_2(width), HB=per,
         BLOCK=region.block_entries, HELD=b.phase == "held", WRITE=write, Q_NORM=norms[0] is not None,
-        K_NORM=norms[1] is not None, V_NORM=norms[2] is not None, **turning, num_warps=4 if per > 1 else 1,
-        OVERLAP=overlap, launch_pdl=overlap,
+        K_NORM=norms[1] is not None, V_NORM=norms[2] is not None, **turning, **codings,
+        num_warps=4 if per > 1 else 1, OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
     return query
 
@@ -234,7 +270,8 @@ def _attend(
     table, block = b.table[region.group], region.block_entries
     wide = max(16, triton.next_power_of_2(spec.head_dim)), max(16, triton.next_power_of_2(value_dim))
     room, overlap = room_of(query.device), overlaps(query.device)
-    shape = cut(rows, seqs, heads // kv_heads, max(wide), pages_k.element_size(), room)
+    shape = cut(rows, seqs, heads // kv_heads, max(wide), query.element_size(), room)
+    scales_k, scales_v, codings = codings_of(region)
     tiles = -(-rows // shape.rows) if seqs == 1 else rows // shape.rows + seqs
     places = table.block.shape[1] * block
     if spec.window is not None:
@@ -254,20 +291,22 @@ def _attend(
     }  # fmt: skip
     capped = spec.softcap != 0.0
     kernels.attend[(tiles, kv_heads, splits)](
-        query, pages_k, pages_v, out, parts, peaks, given, sinks, b.index, b.query_start, b.length, b.sees,
-        b.index if span is None else span, table.block, table.first, table.count, rows, seqs, b.sees.shape[1],
-        table.block.stride(0), given.stride(0), spec.scale * LOG2E, spec.softcap * LOG2E,
-        spec.window or 0, splits,
+        query, pages_k, pages_v, scales_k, scales_v, out, parts, peaks, given, sinks, b.index, b.query_start,
+        b.length, b.sees, b.index if span is None else span, table.block, table.first, table.count, rows,
+        seqs, b.sees.shape[1], table.block.stride(0), given.stride(0), spec.scale * LOG2E,
+        spec.softcap * LOG2E, spec.window or 0, splits,
         HK=kv_heads, D=spec.head_dim, DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
         RT=shape.rows, SB=triton.next_power_of_2(seqs), BLOCK=block, HELD=b.phase == "held",
         WINDOW=spec.window is not None, CAP=capped, SPAN=span is not None, SPLIT=splits > 1, **ends,
-        num_warps=shape.warps, num_stages=shape.stages, OVERLAP=overlap, launch_pdl=overlap,
+        **codings, num_warps=shape.warps, num_stages=shape.stages, OVERLAP=overlap,
+        launch_pdl=overlap,
     )  # fmt: skip
     if splits > 1:
-        step, part = min(JOINED, triton.next_power_of_2(splits)), min(wide[1], JOIN_COLS)
+        step = min(JOINED, triton.next_power_of_2(splits))
+        part = max(min(wide[1], JOIN_COLS), codings["VT"])
         kernels.join[(rows, heads, -(-value_dim // part))](
             parts, peaks, out, given, sinks, rows, splits, given.stride(0), STEP=step, DVB=part, **ends,
-            num_warps=4, OVERLAP=overlap, launch_pdl=overlap,
+            VT=codings["VT"], num_warps=4, OVERLAP=overlap, launch_pdl=overlap,
         )  # fmt: skip
     return out
 

@@ -3,6 +3,10 @@
 """Triton kernels of paged attention: head norms, RoPE and append in one launch; split softmax; its sum.
 
 Lengths, block tables and masks are read on the device. What a row sees is said in `luce_core.ops.pages`.
+
+Keys and values may be codes (`codec_kernels`): KC and VC name the codec, "" = numbers; KG and VG are the
+numbers that share a scale, KT and VT those turned together, KB and VB bytes of a vector, KS and VS how many
+f16 lie in front of its scales. scales_k and scales_v are the same pages as f16.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from luce_backend_triton.codec_kernels import load_vectors, numbers_of, store_vectors, turn, turn_back
 from luce_backend_triton.kernels import DOT_F32
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -141,13 +146,16 @@ def root_mean_of(x, d, dim, eps):
 
 @triton.jit(do_not_specialize=["num_seqs", "axis_stride", "row_stride", "table_stride"])
 def make_rows(
-    q, k, v, turned_q, pages_k, pages_v, q_weight, k_weight, v_weight, position, axis, frequency,
+    q, k, v, turned_q, pages_k, pages_v, scales_k, scales_v, q_weight, k_weight, v_weight, position, axis,
+    frequency,
     seq, index, query_start, length, parent, block, first, count, num_seqs,
     ldq, ldk, ldv, axis_stride, row_stride, table_stride, q_eps, k_eps, v_eps, magnitude,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, HB: tl.constexpr,
     BLOCK: tl.constexpr, HELD: tl.constexpr, WRITE: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
     V_NORM: tl.constexpr, ROPE: tl.constexpr, START: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
-    AXES: tl.constexpr, OVERLAP: tl.constexpr,
+    AXES: tl.constexpr, KC: tl.constexpr, KG: tl.constexpr, KT: tl.constexpr, KB: tl.constexpr,
+    KS: tl.constexpr, VC: tl.constexpr, VG: tl.constexpr, VT: tl.constexpr, VB: tl.constexpr,
+    VS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One row, HB heads of q, or of k, or of v: norm, RoPE; k and v go to the row's entry.
 
@@ -170,6 +178,8 @@ def make_rows(
             x, q_weight, inverse, d, D, at, axis, axis_stride, frequency, magnitude, Q_NORM, ROPE, START,
             HALF, HALVES, AXES,
         )  # fmt: skip
+        if KC != "":
+            y = turn(y, HB, DP, KT)
         to = turned_q + (row.to(tl.int64) * H + h) * D + d
         tl.store(to, y.to(turned_q.dtype.element_ty), mask=(h < H) & (d < D))
     elif WRITE:
@@ -199,8 +209,13 @@ def make_rows(
                         k_x, k_weight, k_inverse, d, D, at, axis, axis_stride, frequency, magnitude, K_NORM,
                         ROPE, START, HALF, HALVES, AXES,
                     )  # fmt: skip
-                    k_to = pages_k + (entry * HK + h) * D + d
-                    tl.store(k_to, k_y.to(pages_k.dtype.element_ty), mask=(h < HK) & (d < D))
+                    k_at = entry * HK + h
+                    if KC != "":
+                        k_scales = scales_k + k_at * (KB // 2) + KS
+                        store_vectors(pages_k + k_at * KB, k_scales, k_y, h < HK, HB, DP, D, KC, KG, KT)
+                    else:
+                        k_y = k_y.to(pages_k.dtype.element_ty)
+                        tl.store(pages_k + k_at * D + d, k_y, mask=(h < HK) & (d < D))
                 else:
                     h = (part - groups - groups_kv) * HB + tl.arange(0, HB)[:, None]
                     head = tl.minimum(h, HK - 1)
@@ -212,8 +227,13 @@ def make_rows(
                         v_x, v_weight, v_inverse, d, DV, at, axis, axis_stride, frequency, magnitude, V_NORM,
                         False, 0, 0, True, False,
                     )  # fmt: skip
-                    v_to = pages_v + (entry * HK + h) * DV + d
-                    tl.store(v_to, v_y.to(pages_v.dtype.element_ty), mask=(h < HK) & (d < DV))
+                    v_at = entry * HK + h
+                    if VC != "":
+                        v_scales = scales_v + v_at * (VB // 2) + VS
+                        store_vectors(pages_v + v_at * VB, v_scales, v_y, h < HK, HB, DP, DV, VC, VG, VT)
+                    else:
+                        v_y = v_y.to(pages_v.dtype.element_ty)
+                        tl.store(pages_v + v_at * DV + d, v_y, mask=(h < HK) & (d < DV))
 
 
 # --- softmax over pages
@@ -251,12 +271,14 @@ def gated(y, gate, row, h, d, ldg, inside, GATE: tl.constexpr, PER_HEAD: tl.cons
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs", "words", "table_stride", "splits"])
 def attend(
-    q, pages_k, pages_v, out, parts, peaks, gate, sinks, index, query_start, length, sees, span, block, first,
-    count, num_rows, num_seqs, words, table_stride, ldg, scale, cap, window, splits,
+    q, pages_k, pages_v, scales_k, scales_v, out, parts, peaks, gate, sinks, index, query_start, length, sees,
+    span, block, first, count, num_rows, num_seqs, words, table_stride, ldg, scale, cap, window, splits,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, DVP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, RT: tl.constexpr, SB: tl.constexpr, BLOCK: tl.constexpr,
     HELD: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, SPAN: tl.constexpr,
-    SPLIT: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr, OVERLAP: tl.constexpr,
+    SPLIT: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr, KC: tl.constexpr, KG: tl.constexpr,
+    KT: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr, VC: tl.constexpr, VG: tl.constexpr,
+    VT: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """RT rows of one sequence, the query heads of one KV head, one part of the places. The last tiles see
     most and begin first.
@@ -324,19 +346,29 @@ def attend(
             entry = (number * BLOCK + base % BLOCK) * HK + kv
             from_k = pages_k + entry * D + ((n * HK * D)[None, :] + d[:, None])
             from_v = pages_v + entry * DV + ((n * HK * DV)[:, None] + dv[None, :])
+            vector = entry + n * HK
         else:
             number = tl.load(block + column, mask=here, other=0).to(tl.int64)
             entry = (number * BLOCK + place % BLOCK) * HK + kv
             from_k = pages_k + (entry[None, :] * D + d[:, None])
             from_v = pages_v + (entry[:, None] * DV + dv[None, :])
-        if D == DP:
+            vector = entry
+        if KC != "":
+            k_at, k_scales = pages_k + vector * KB, scales_k + (vector * (KB // 2) + KS)
+            k_codes, k_scale, k_minus = load_vectors(k_at, k_scales, here, N, DP, D, KC, KG)
+        elif D == DP:
             key = tl.load(from_k, mask=here[None, :], other=0.0)
         else:
             key = tl.load(from_k, mask=here[None, :] & (d < D)[:, None], other=0.0)
-        if DV == DVP:
+        if VC != "":
+            v_at, v_scales = pages_v + vector * VB, scales_v + (vector * (VB // 2) + VS)
+            v_codes, v_scale, v_minus = load_vectors(v_at, v_scales, here, N, DVP, DV, VC, VG)
+        elif DV == DVP:
             value = tl.load(from_v, mask=here[:, None], other=0.0)
         else:
             value = tl.load(from_v, mask=here[:, None] & (dv < DV)[None, :], other=0.0)
+        if KC != "":
+            key = tl.trans(numbers_of(k_codes, k_scale, k_minus, N, DP, KC, KG))
         score = product(query, key) * scale
         if CAP:
             score = cap - 2 * cap / (tl.exp2(score * (2 * LOG2E / cap)) + 1)
@@ -372,6 +404,8 @@ def attend(
         share = tl.exp2(score - floor[:, None])
         kept = tl.exp2(peak - floor)
         weight = weight * kept + tl.sum(share, 1)
+        if VC != "":
+            value = numbers_of(v_codes, v_scale, v_minus, N, DVP, VC, VG)
         total = total * kept[:, None] + product(share.to(value.dtype), value)
         peak = highest
     both = live[:, None] & (dv < DV)[None, :]
@@ -388,6 +422,8 @@ def attend(
             weight = weight * kept + tl.exp2(sink - highest)
             total = total * kept[:, None]
         y = total / tl.where(weight > 0, weight, 1.0)[:, None]
+        if VC != "":
+            y = turn_back(y, M, DVP, VT)
         y = gated(y, gate, row[:, None], h[:, None], dv[None, :], ldg, both, GATE, PER_HEAD, DV)
         tl.store(out + (row[:, None].to(tl.int64) * H + h[:, None]) * DV + dv[None, :], y, mask=both)
 
@@ -396,9 +432,12 @@ def attend(
 def join(
     parts, peaks, out, gate, sinks, num_rows, splits, ldg,
     H: tl.constexpr, DV: tl.constexpr, DVB: tl.constexpr, STEP: tl.constexpr, SINKS: tl.constexpr,
-    GATE: tl.constexpr, PER_HEAD: tl.constexpr, OVERLAP: tl.constexpr,
+    GATE: tl.constexpr, PER_HEAD: tl.constexpr, VT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The splits of one row and head: their sum, with sink and gate. Grid (rows, heads, blocks of Dv)."""
+    """The splits of one row and head: their sum, with sink and gate. Grid (rows, heads, blocks of Dv).
+
+    VT: values that are turned back together, within a block; 0 = they were not turned.
+    """
     wait_for_previous(OVERLAP)
     row, h = tl.program_id(0), tl.program_id(1)
     dv, s = tl.program_id(2) * DVB + tl.arange(0, DVB), tl.arange(0, STEP)
@@ -423,6 +462,8 @@ def join(
         weight = weight * kept + tl.sum(share * sums, 0)
         total = total * kept + tl.sum(share[:, None] * values, 0)
         peak = highest
-    y = total / tl.where(weight > 0, weight, 1.0)
-    y = gated(tl.reshape(y, (1, DVB)), gate, row, h, dv[None, :], ldg, inside, GATE, PER_HEAD, DV)
+    y = tl.reshape(total / tl.where(weight > 0, weight, 1.0), (1, DVB))
+    if VT != 0:
+        y = turn_back(y, 1, DVB, VT)
+    y = gated(y, gate, row, h, dv[None, :], ldg, inside, GATE, PER_HEAD, DV)
     tl.store(out + (row.to(tl.int64) * H + h) * DV + dv[None, :], y, mask=inside)

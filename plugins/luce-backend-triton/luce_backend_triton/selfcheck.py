@@ -13,7 +13,9 @@ from torch import Tensor
 from luce_backend_triton import attention, delta, moe, ops, picks, route, state
 from luce_backend_triton.formats import BLOCKS, FORMATS
 from luce_core.contracts import (
+    CODECS,
     AttentionSpec,
+    CodedField,
     Commit,
     DeltaSpec,
     ExpertStack,
@@ -33,7 +35,7 @@ from luce_core.contracts import (
 from luce_core.gguf import FORMATS as KNOWN
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.model.weights import ResidentExperts
-from luce_core.ops import build_ops, sampling
+from luce_core.ops import build_ops, codecs, sampling
 from luce_core.ops.newest import AHEAD
 from luce_core.ops.noise import CounterNoise
 from luce_core.ops.sampling import ParamTable
@@ -147,10 +149,14 @@ def sequences(device: str, attend: Op, recur: Op) -> Iterator[KernelCheck]:
     ]
     path = torch.tensor([[0, 1, 3], [0, 1, 0]], dtype=torch.int32, device=device)
     commit = Commit(path, torch.tensor([3, 2], dtype=torch.int32, device=device))
-    kinds = (
-        ("attention", _attention, "attention", ("commit_pages",)),
+    pages = ("attention", ("commit_pages",))
+    kinds = [
+        ("attention", _attention, *pages),
         ("Gated DeltaNet", _delta, "delta", ("commit_slot", "commit_slots")),
-    )
+    ]
+    for k, v in zip(CODECS, reversed(tuple(CODECS)), strict=True):
+        over = partial(_attention, k_type=k, v_type=v)
+        kinds.append((f"attention over keys in {k} and values in {v}", over, *pages))
     for name, run, op, commits in kinds:
         one, other = (run(namespace, device) for namespace in (mine, theirs))
         for phase, rows in (("prefill", prompt), ("held", held)):
@@ -169,24 +175,35 @@ Run = Callable[[ForwardBatch, Commit | None], tuple[Tensor, ...]]
 """Runs a batch (or commits one) -> its result and the state behind it."""
 
 
-def _attention(namespace: Any, device: str) -> Run:
+def _attention(namespace: Any, device: str, k_type: str = "", v_type: str = "") -> Run:
+    """k_type, v_type: codecs, "" = halves."""
     rng = torch.Generator().manual_seed(1)
     heads, kv_heads, dim = 8, 2, 64
     shape = (BLOCK_COUNT, BLOCK, kv_heads, dim)
     fields = {name: torch.randn(shape, generator=rng).to(device, torch.float16) for name in ("k", "v")}
-    region = Region("pages", "full", fields, BLOCK)
+    kinds = {"k": k_type, "v": v_type}
+    coded = {name: CodedField(CODECS[kind], dim) for name, kind in kinds.items() if kind}
+    fields |= {name: codecs.encode(how, fields[name]) for name, how in coded.items()}
+    region = Region("pages", "full", fields, BLOCK, codecs=coded)
+
+    def kept() -> list[Tensor]:
+        return [
+            codecs.decode(coded[name], page) if name in coded else page.float()
+            for name, page in fields.items()
+        ]
+
     norm = Norm(1 + 0.1 * torch.randn(dim, generator=rng).to(device), 1e-6)
     spec = AttentionSpec(0, heads, kv_heads, dim, dim, dim**-0.5, None, norm, norm, gate="sigmoid")
 
     def run(batch: ForwardBatch, commit: Commit | None) -> tuple[Tensor, ...]:
         if commit is not None:
             namespace.commit_pages(batch, commit, (region,))
-            return tuple(field.float() for field in fields.values())
+            return tuple(kept())
         count = batch.token.shape[0]
         q, gate = (torch.randn(count, heads * dim, generator=rng).to(device) for _ in range(2))
         k, v = (torch.randn(count, kv_heads * dim, generator=rng).to(device) for _ in range(2))
         y = namespace.attention(batch, q, k, v, region, spec, gate=gate)
-        return (y, *(field.float() for field in fields.values()))
+        return (y, *kept())
 
     return run
 

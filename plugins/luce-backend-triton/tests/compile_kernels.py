@@ -46,9 +46,10 @@ def room_of(target):
     return compile_cuda.SHARED[arch][0] << 10 if arch in compile_cuda.SHARED else LDS_BYTES
 
 
-def compiled(kernel, signature, places, target, options=None):
-    """The kernel, whose shared memory fits a thread block there."""
-    made = triton.compile(ASTSource(kernel, signature, places), target=gpu_of(target), options=options)
+def compiled(kernel, signature, places, target, options=None, known=None):
+    """The kernel, whose shared memory fits a thread block there. known: of arguments, such as alignment."""
+    source = ASTSource(kernel, signature, places, known)
+    made = triton.compile(source, target=gpu_of(target), options=options)
     assert made.asm
     shared, most = made.metadata.shared, room_of(target)
     assert shared <= most, f"{kernel.fn.__name__} wants {shared} bytes of shared memory; {target} has {most}"

@@ -16,7 +16,7 @@ from luce_core.model.batch import make_batch
 from luce_core.ops import build_ops
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worlds import DIM, Pages, moved, spec
+from worlds import DIM, Pages, moved, padded, spec
 
 TREE = [-1, 0, 0, 1, 3, -2]
 OPS = build_ops()
@@ -98,15 +98,6 @@ def test_rows_behind_the_last_sequence_change_nothing(device, name, lengths):
     assert got.isfinite().all()
     for name, page in other.fields.items():
         assert torch.equal(w.region.fields[name], page)
-
-
-def padded(b, count):
-    """With rows that stand for nothing."""
-    sizes = {"token": 1, "index": 1, "seq": 0, "parent": -1}
-    rows = {name: torch.nn.functional.pad(getattr(b, name), (0, count), value=x) for name, x in sizes.items()}
-    position = torch.nn.functional.pad(b.position, (0, count), value=7)
-    sees = torch.nn.functional.pad(b.sees, (0, 0, 0, count))
-    return evolve(b, **rows, position=position, sees=sees, padded=True)
 
 
 def test_norms_of_heads(device):

@@ -16,6 +16,7 @@ from luce_core.errors import EngineError
 
 sys.path.insert(0, str(Path(__file__).parent))
 import compile_cuda
+import compile_sequences
 
 H200 = Room(132, 232448, 233472)
 SMALL = Room(20, 65536, 65536)
@@ -48,6 +49,25 @@ def test_triton_kernels_compile(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     names = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" ok")]
     assert set(names) == {*PLAIN, *SEQUENCES}
+
+
+@pytest.mark.parametrize(
+    ("events", "right"),
+    [
+        ("st.shared fence.proxy.async bar.sync wgmma.mma_async", True),
+        ("st.shared bar.sync fence.proxy.async wgmma.mma_async", False),
+        ("st.shared bar.sync wgmma.mma_async", False),
+        ("stmatrix fence.proxy.async wgmma.mma_async", False),
+        ("st.shared fence.proxy.async bar.sync wgmma.mma_async bar.sync wgmma.mma_async", True),
+        ("st.shared fence.proxy.async bar.sync wgmma.mma_async st.shared wgmma.mma_async", False),
+    ],
+)
+def test_operands_that_are_not_published_are_found(events, right):
+    if right:
+        compile_sequences.check_fences(events)
+    else:
+        with pytest.raises(AssertionError, match="before it is published"):
+            compile_sequences.check_fences(events)
 
 
 @pytest.mark.skipif(nvrtc.nvrtc() is None, reason="no NVRTC")

@@ -33,7 +33,7 @@ from luce_core.model.weights import ResidentExperts
 from luce_core.ops import build_ops
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worlds import CHANNELS, DV, VH, Pages, States, moved, spec
+from worlds import CHANNELS, DV, VH, CodedPages, States, moved, spec
 
 OPS = build_ops()
 CUDA = torch.cuda.is_available()
@@ -94,7 +94,10 @@ SPECS = {
         "window": 21, "sinks": torch.tensor([0.3, -1.0, 2.0, 0.0]), "softcap": 2.0, "gate": "sigmoid",
     },
     "three to one": {"heads": 6, "kv_heads": 2},
+    "codes": {"dim": 64, "value_dim": 64},
 }  # fmt: skip
+CODES = {"codes": ("q4_0", "tq3_0")}
+"""Of keys and values, by spec."""
 
 
 class Attention:
@@ -103,8 +106,9 @@ class Attention:
     def __init__(self, device, name, monkeypatch, dtype=torch.float16):
         monkeypatch.setattr(attention, "PART", 32)  # so that a short text has parts
         self.spec = moved(spec(**SPECS[name]), device)
-        self.pages = Pages(device, dtype, kv_heads=self.spec.kv_heads, blocks=80)
         s = self.spec
+        sizes = {"kv_heads": s.kv_heads, "dim": s.head_dim, "value_dim": s.value_dim}
+        self.pages = CodedPages(device, *CODES.get(name, ("", "")), dtype, **sizes, blocks=80)
         widths = [s.heads * s.head_dim, *[s.kv_heads * s.head_dim] * 2, s.heads * s.value_dim]
         self.given = [rand(device, 200, width, seed=width + at) for at, width in enumerate(widths)]
         self.empty = {name: page.clone() for name, page in self.pages.region.fields.items()}

@@ -5,8 +5,19 @@ from __future__ import annotations
 import torch
 from attrs import evolve
 
-from luce_core.contracts import AttentionSpec, DeltaSpec, Norm, Region, RopeSpec, SeqTable, SlotState
+from luce_core.contracts import (
+    CODECS,
+    AttentionSpec,
+    CodedField,
+    DeltaSpec,
+    Norm,
+    Region,
+    RopeSpec,
+    SeqTable,
+    SlotState,
+)
 from luce_core.model.batch import RowSet, make_batch
+from luce_core.ops.codecs import encode
 
 BLOCK, DIM = 8, 16
 KH, VH, DK, DV, KERNEL = 2, 4, 16, 12, 4
@@ -41,6 +52,28 @@ class Pages:
 
     def batch(self, phase, *rows):
         return make_batch(phase, list(rows), device=str(self.device))
+
+
+class CodedPages(Pages):
+    """Pages of codes, "" = numbers: of what an earlier sequence left."""
+
+    def __init__(self, device, k_type, v_type, dtype=torch.float16, **sizes):
+        super().__init__(device, dtype, **sizes)
+        fields, codecs = self.region.fields, {}
+        for name, kind in (("k", k_type), ("v", v_type)):
+            if kind:
+                codecs[name] = CodedField(CODECS[kind], fields[name].shape[-1])
+                fields[name] = encode(codecs[name], fields[name])
+        self.region = evolve(self.region, codecs=codecs)
+
+
+def padded(b, count):
+    """With rows that stand for nothing."""
+    sizes = {"token": 1, "index": 1, "seq": 0, "parent": -1}
+    rows = {name: torch.nn.functional.pad(getattr(b, name), (0, count), value=x) for name, x in sizes.items()}
+    position = torch.nn.functional.pad(b.position, (0, count), value=7)
+    sees = torch.nn.functional.pad(b.sees, (0, 0, 0, count))
+    return evolve(b, **rows, position=position, sees=sees, padded=True)
 
 
 def spec(heads=4, kv_heads=2, dim=DIM, value_dim=DIM, **more):

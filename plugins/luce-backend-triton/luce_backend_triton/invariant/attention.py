@@ -82,21 +82,23 @@ def _attend(
         "SINKS": spec.sinks is not None, "GATE": GATES[spec.gate], "PER_HEAD": spec.gate_per_head,
         "DV": value_dim, "H": heads,
     }  # fmt: skip
+    scales_k, scales_v, codings = plain.codings_of(region)
     places, warps, stages = (PLACES // 2, 8, 1) if max(wide) > WIDE or not matrix else (PLACES, 4, 2)
     kernels.attend_parts[(tiles, kv_heads, splits)](
-        query, pages_k, pages_v, out, parts, peaks, given, sinks, b.index, b.query_start, b.length, b.sees,
-        b.index if span is None else span, table.block, table.first, table.count, rows, seqs, b.sees.shape[1],
-        table.block.stride(0), given.stride(0), spec.scale * LOG2E, spec.softcap * LOG2E, spec.window or 0,
+        query, pages_k, pages_v, scales_k, scales_v, out, parts, peaks, given, sinks, b.index, b.query_start,
+        b.length, b.sees, b.index if span is None else span, table.block, table.first, table.count, rows,
+        seqs, b.sees.shape[1], table.block.stride(0), given.stride(0), spec.scale * LOG2E,
+        spec.softcap * LOG2E, spec.window or 0,
         HK=kv_heads, D=spec.head_dim, DP=wide[0], DVP=wide[1], M=m, N=places, PART=PART, RT=each,
         SB=triton.next_power_of_2(seqs), BLOCK=block, HELD=held, WINDOW=spec.window is not None,
-        CAP=spec.softcap != 0.0, SPAN=span is not None, **ends, num_warps=warps, num_stages=stages,
+        CAP=spec.softcap != 0.0, SPAN=span is not None, **ends, **codings, num_warps=warps, num_stages=stages,
         OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
     if held:
         per = min(32, triton.next_power_of_2(heads)) if INTERPRETED else 1
         kernels.join_parts[(rows, -(-heads // per))](
             parts, peaks, out, given, sinks, rows, splits, given.stride(0), HP=per, DVP=wide[1], **ends,
-            num_warps=1, OVERLAP=overlap, launch_pdl=overlap,
+            VT=codings["VT"], num_warps=1, OVERLAP=overlap, launch_pdl=overlap,
         )  # fmt: skip
     return out
 

@@ -5,7 +5,7 @@
 A softmax is that of parts of PART tokens, each summed N tokens at a time from a multiple of N on; then the
 parts meet, one after another. What a row does not see is an exact zero in these sums. The rows above a held
 row count as the tokens behind the committed text, whichever entries they lie in: so a row of a tree is
-summed as the same row decoded alone.
+summed as the same row decoded alone. KC to VS: see `luce_backend_triton.attention_kernels`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from luce_backend_triton.attention_kernels import LOG2E, gated, product, tile_of, wait_for_previous
+from luce_backend_triton.codec_kernels import load_vectors, numbers_of, turn_back
 
 
 @triton.jit
@@ -51,12 +52,14 @@ def joined(total, peak, weight, part, highest_of, sums):
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs", "words", "table_stride"])
 def attend_parts(
-    q, pages_k, pages_v, out, parts, peaks, gate, sinks, index, query_start, length, sees, span, block, first,
-    count, num_rows, num_seqs, words, table_stride, ldg, scale, cap, window,
+    q, pages_k, pages_v, scales_k, scales_v, out, parts, peaks, gate, sinks, index, query_start, length, sees,
+    span, block, first, count, num_rows, num_seqs, words, table_stride, ldg, scale, cap, window,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, DVP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, PART: tl.constexpr, RT: tl.constexpr, SB: tl.constexpr,
     BLOCK: tl.constexpr, HELD: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
-    SPAN: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr, OVERLAP: tl.constexpr,
+    SPAN: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr, KC: tl.constexpr, KG: tl.constexpr,
+    KT: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr, VC: tl.constexpr, VG: tl.constexpr,
+    VT: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """RT rows of one sequence, the query heads of one KV head. HELD: one row and one part of the text.
 
@@ -148,13 +151,24 @@ def attend_parts(
                     seen = seen | ((theirs[None, :] == mine_of[:, None]) & (mine_of >= 0)[:, None])
             if WINDOW:
                 seen = seen & (text[None, :] > own[:, None] - window)
-            key = tl.load(
-                pages_k + (entry[None, :] * D + d[:, None]), mask=here[None, :] & (d < D)[:, None], other=0.0
-            )
-            value = tl.load(
-                pages_v + (entry[:, None] * DV + dv[None, :]), mask=here[:, None] & (dv < DV)[None, :],
-                other=0.0,
-            )  # fmt: skip
+            if KC != "":
+                k_at, k_scales = pages_k + entry * KB, scales_k + (entry * (KB // 2) + KS)
+                k_codes, k_scale, k_minus = load_vectors(k_at, k_scales, here, N, DP, D, KC, KG)
+            else:
+                key = tl.load(
+                    pages_k + (entry[None, :] * D + d[:, None]), mask=here[None, :] & (d < D)[:, None],
+                    other=0.0,
+                )  # fmt: skip
+            if VC != "":
+                v_at, v_scales = pages_v + entry * VB, scales_v + (entry * (VB // 2) + VS)
+                v_codes, v_scale, v_minus = load_vectors(v_at, v_scales, here, N, DVP, DV, VC, VG)
+            else:
+                value = tl.load(
+                    pages_v + (entry[:, None] * DV + dv[None, :]), mask=here[:, None] & (dv < DV)[None, :],
+                    other=0.0,
+                )  # fmt: skip
+            if KC != "":
+                key = tl.trans(numbers_of(k_codes, k_scale, k_minus, N, DP, KC, KG))
             score = product(query, key) * scale
             if CAP:
                 score = cap - 2 * cap / (tl.exp2(score * (2 * LOG2E / cap)) + 1)
@@ -164,6 +178,8 @@ def attend_parts(
             share = tl.exp2(score - floor[:, None])
             kept = tl.exp2(peak - floor)
             weight = weight * kept + tl.sum(share, 1)
+            if VC != "":
+                value = numbers_of(v_codes, v_scale, v_minus, N, DVP, VC, VG)
             total = total * kept[:, None] + product(share.to(value.dtype), value)
             peak = highest
         if HELD:
@@ -178,6 +194,8 @@ def attend_parts(
         tl.store(parts + to[:, None] * DV + dv[None, :], all_total, mask=both)
     else:
         y = all_total / tl.where(all_weight > 0, all_weight, 1.0)[:, None]
+        if VC != "":
+            y = turn_back(y, M, DVP, VT)
         y = gated(y, gate, row[:, None], h[:, None], dv[None, :], ldg, both, GATE, PER_HEAD, DV)
         tl.store(out + (row[:, None].to(tl.int64) * H + h[:, None]) * DV + dv[None, :], y, mask=both)
 
@@ -186,9 +204,9 @@ def attend_parts(
 def join_parts(
     parts, peaks, out, gate, sinks, num_rows, splits, ldg,
     H: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, HP: tl.constexpr, SINKS: tl.constexpr,
-    GATE: tl.constexpr, PER_HEAD: tl.constexpr, OVERLAP: tl.constexpr,
+    GATE: tl.constexpr, PER_HEAD: tl.constexpr, VT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The parts of one row, one after another, HP heads; then sink and gate as in `attend_parts`.
+    """The parts of one row, one after another, HP heads; then turn, sink and gate as in `attend_parts`.
 
     Grid (rows, heads / HP).
     """
@@ -210,5 +228,7 @@ def join_parts(
         part = tl.load(parts + at[:, None] * DV + dv[None, :], mask=both, other=0.0)
         total, peak, weight = joined(total, peak, weight, part, theirs, sums)
     y = total / tl.where(weight > 0, weight, 1.0)[:, None]
+    if VT != 0:
+        y = turn_back(y, HP, DVP, VT)
     y = gated(y, gate, row, h[:, None], dv[None, :], ldg, both, GATE, PER_HEAD, DV)
     tl.store(out + (row.to(tl.int64) * H + h[:, None]) * DV + dv[None, :], y, mask=both)
