@@ -51,6 +51,9 @@ ROUNDED = 2e-3
 """Relative error of halves."""
 EXACT = 1e-4
 """Of f32."""
+PROMPTS = (50, 19)
+"""Rows of two, which end within a chunk."""
+VOCAB = 50_000
 TREE = [-1, 0, 0, 1, 3]
 Op = Callable[..., Any]
 BLOCK, BLOCK_COUNT, SLOTS, HELD = 16, 12, 4, 8
@@ -142,10 +145,11 @@ def sequences(device: str, attend: Op, recur: Op) -> Iterator[KernelCheck]:
     })  # fmt: skip
     theirs = build_ops()
     tables = [_tables(first) for first in ((5, 1, 7, 3, 9), (0, 10, 2, 8, 4))]
-    prompt = [RowSet(2, 0, [1] * 50, tables[0]), RowSet(0, 0, [1] * 19, tables[1])]
+    long, short = PROMPTS
+    prompt = [RowSet(2, 0, [1] * long, tables[0]), RowSet(0, 0, [1] * short, tables[1])]
     held = [
-        RowSet(2, 50, [1] * len(TREE), tables[0], parents=TREE),
-        RowSet(0, 19, [1] * 2, tables[1]),
+        RowSet(2, long, [1] * len(TREE), tables[0], parents=TREE),
+        RowSet(0, short, [1] * 2, tables[1]),
     ]
     path = torch.tensor([[0, 1, 3], [0, 1, 0]], dtype=torch.int32, device=device)
     commit = Commit(path, torch.tensor([3, 2], dtype=torch.int32, device=device))
@@ -301,7 +305,7 @@ def experts(
 
 def picking(device: str) -> Iterator[KernelCheck]:
     """How far what is picked lies below the best, with noise and without; and tokens filled in behind it."""
-    rows, vocab = 3, 50_000
+    rows, vocab = 3, VOCAB
     kinds = {"greedy": SamplingParams(), "with noise": SamplingParams(temperature=0.8, seed=5)}
     namespace = build_ops({name: getattr(picks, name) for name in picks.__all__})
     batch = make_batch("held", [RowSet(n, 9, [1], {}) for n in range(rows)], device=device)

@@ -50,10 +50,10 @@ check_cuda = partial(check, ops.CUDA, mixtures.CUDA)
 check_portable = partial(check, ops.PORTABLE, mixtures.PORTABLE)
 
 
-def _same(what: str, pairs: Iterable[tuple[Tensor, Tensor]]) -> KernelCheck:
+def _same(what: str, pairs: Iterable[tuple[Tensor, Tensor]], op: str) -> KernelCheck:
     """No bit may differ."""
     worst = max(float((one.float() - other.float()).abs().max()) for one, other in pairs)
-    return KernelCheck(f"{what}: the same bits", worst, 0.0)
+    return KernelCheck(f"{what}: the same bits", worst, 0.0, (op,))
 
 
 def same_products(
@@ -73,7 +73,7 @@ def same_products(
         for first, count in ((0, 1), (17, 1), (rows - 1, 1), (3, 2), (0, 33), (rows // 3, rows // 2)):
             some = namespace.norm_linear(x[first : first + count], norm, group)
             found += [(y[first : first + count], got) for y, got in zip(every, some, strict=True)]
-        yield _same(f"{name}, 1 to {rows} rows of x", found)
+        yield _same(f"{name}, 1 to {rows} rows of x", found, "linear")
 
 
 Run = Callable[[str, Sequence[RowSet], Sequence[Sequence[int]]], list[Tensor]]
@@ -82,7 +82,7 @@ Run = Callable[[str, Sequence[RowSet], Sequence[Sequence[int]]], list[Tensor]]
 
 def same_sequences(device: str, length: int) -> Iterator[KernelCheck]:
     """Prompts whole and in chunks; trees, their paths, and both beside others."""
-    for name, make in (("attention", _attention), ("Gated DeltaNet", _delta)):
+    for name, op, make in (("attention", "attention", _attention), ("Gated DeltaNet", "delta", _delta)):
         run, state, restore = make(device, length)
         mine, other = _tables(0, length + 8), _tables(length // BLOCK + 1, 100)
         start = length - COUNT
@@ -99,14 +99,14 @@ def same_sequences(device: str, length: int) -> Iterator[KernelCheck]:
             for a, b in ((0, 3), (3, 4), (4, COUNT))
         ]
         pairs = [(torch.cat(parts), whole), *zip(state(), after, strict=True)]
-        yield _same(f"{name}, a prompt in chunks, beside another", pairs)
+        yield _same(f"{name}, a prompt in chunks, beside another", pairs, op)
         held = [COUNT + place for place in range(6)]
         (tree,) = run("held", [row(length, 6, parents=TREE)], [held])
         _, among = run("held", [mate, row(length, 6, parents=TREE)], [range(5), held])
         (path,) = run("held", [row(length, 4)], [[held[place] for place in PATH]])
         (alone,) = run("held", [row(length, 1)], [held[:1]])
         pairs = [(among, tree), (path, tree[PATH]), (alone, tree[:1])]
-        yield _same(f"{name}, a tree, its path, one row", pairs)
+        yield _same(f"{name}, a tree, its path, one row", pairs, op)
 
 
 def _tables(first: int, tokens: int) -> dict[str, SeqTable]:
