@@ -29,11 +29,10 @@ def cache_folder() -> Path:
 
 
 def nvrtc_paths() -> list[str]:
-    """Where libnvrtc may be: torch's wheels, the newest first, a CUDA toolkit, the loader's path."""
-    found: list[str] = []
-    for entry in sys.path:
-        wheels = map(str, Path(entry or ".").glob("nvidia/*/lib/libnvrtc.so.*[0-9]"))
-        found += sorted(wheels, key=lambda path: int(path.rpartition(".")[2]), reverse=True)
+    """Where libnvrtc may be: wheels, the newest first, a CUDA toolkit, the loader's path."""
+    folders = [Path(entry or ".") for entry in sys.path]
+    found = [str(path) for folder in folders for path in folder.glob("nvidia/*/lib/libnvrtc.so.*[0-9]")]
+    found.sort(key=lambda path: int(path.rpartition(".")[2]), reverse=True)
     for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
         if home:
             found += sorted(map(str, Path(home).glob("lib64/libnvrtc.so.*[0-9]")), reverse=True)
@@ -43,8 +42,10 @@ def nvrtc_paths() -> list[str]:
 
 
 @cache
-def _opened(path: str) -> tuple[ctypes.CDLL, frozenset[str]] | None:
-    """The library and the numbers of the architectures it compiles for; None where it does not open."""
+def _opened(path: str) -> tuple[ctypes.CDLL, int, frozenset[str]] | None:
+    """The library, its major version and the numbers of the architectures it compiles for; None where it does
+    not open.
+    """
     try:
         lib = ctypes.CDLL(path)
     except OSError:
@@ -53,18 +54,24 @@ def _opened(path: str) -> tuple[ctypes.CDLL, frozenset[str]] | None:
     lib.nvrtcGetNumSupportedArchs(ctypes.byref(count))
     archs = (ctypes.c_int * count.value)()
     lib.nvrtcGetSupportedArchs(archs)
-    return lib, frozenset(map(str, archs))
+    return lib, _version(lib)[0], frozenset(map(str, archs))
+
+
+def _version(lib: ctypes.CDLL) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
 
 
 @cache
 def nvrtc(arch: str = "") -> ctypes.CDLL | None:
-    """The first compiler that knows `arch` ("sm_90", "compute_75"; "" = any), or None where there is none."""
+    """The first compiler that knows `arch` ("sm_90", "compute_75"; "" = any) and is no newer than the driver,
+    which would not load what it makes; without such a one, any that knows it. None: there is none.
+    """
     number = arch.partition("_")[2]
-    for path in nvrtc_paths():
-        opened = _opened(path)
-        if opened is not None and (not number or number in opened[1]):
-            return opened[0]
-    return None
+    opened = [one for one in map(_opened, nvrtc_paths()) if one and (not number or number in one[2])]
+    fitting = [lib for lib, major, _ in opened if major <= driver_major()]
+    return next(iter([*fitting, *(lib for lib, *_ in opened)]), None)
 
 
 def compiler_version(arch: str = "") -> str:
@@ -72,9 +79,7 @@ def compiler_version(arch: str = "") -> str:
     lib = nvrtc(arch)
     if lib is None:
         return ""
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    return f"{major.value}.{minor.value}"
+    return "{}.{}".format(*_version(lib))
 
 
 def package(arch: str) -> str:
@@ -143,6 +148,15 @@ def driver() -> ctypes.CDLL | None:
     except OSError:
         return None
     return None if lib.cuInit(0) else lib
+
+
+def driver_major() -> int:
+    """Of the newest CUDA whose code the driver loads; without a driver, more than there is."""
+    lib, version = driver(), ctypes.c_int()
+    if lib is None:
+        return sys.maxsize
+    check(lib, lib.cuDriverGetVersion(ctypes.byref(version)), "Asking the driver for its version")
+    return version.value // 1000
 
 
 def check(lib: ctypes.CDLL, status: int, what: str) -> None:

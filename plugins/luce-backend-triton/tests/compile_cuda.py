@@ -31,8 +31,10 @@ SHARED = {
     "sm_100": (227, 228), "sm_110": (227, 228), "sm_120": (99, 100), "sm_121": (99, 100),
 }  # fmt: skip
 """KiB of shared memory of a thread block and of a multiprocessor."""
-FRAME = {"sm_70": 8}
-"""Bytes of stack that are no spill: some kernels of NVRTC 12.9 have them, with 64 of 255 registers in use."""
+SPILLED = {"sm_70": 8}
+"""Bytes of stack that are let pass: NVRTC 12.9, the last that knows it, keeps a word or two of a few kernels
+there, with 64 of 255 registers in use.
+"""
 READ_FROM = "sm_75"
 """The oldest whose instructions cuobjdump shows."""
 FEW = {
@@ -86,7 +88,7 @@ def faults(image, source, arch):
     wrong = [
         f"{stack} bytes of stack, {local} local"
         for _, stack, local in usage
-        if int(stack) > FRAME.get(arch, 0) or local != "0"
+        if int(stack) > SPILLED.get(arch, 0) or local != "0"
     ]
     if int(arch.removeprefix("sm_")) < int(READ_FROM.removeprefix("sm_")):
         return registers, wrong

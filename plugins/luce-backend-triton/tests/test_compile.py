@@ -104,15 +104,19 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
 
 
 def test_the_compiler_is_one_that_knows_the_card(monkeypatch):
-    new, old = ("new", frozenset({"75", "90"})), ("old", frozenset({"61", "75"}))
+    new, old = ("new", 13, frozenset({"75", "90"})), ("old", 12, frozenset({"61", "75"}))
     monkeypatch.setattr(nvrtc, "nvrtc_paths", lambda: ["gone", "new", "old"])
     monkeypatch.setattr(nvrtc, "_opened", {"gone": None, "new": new, "old": old}.get)
     nvrtc.nvrtc.cache_clear()
     try:
-        found = [nvrtc.nvrtc(arch) for arch in ("", "sm_90", "compute_75", "sm_61", "sm_52")]
+        archs = ("", "sm_90", "compute_75", "sm_61", "sm_52")
+        found = [nvrtc.nvrtc(arch) for arch in archs]
+        assert found == ["new", "new", "new", "old", None]
+        nvrtc.nvrtc.cache_clear()
+        monkeypatch.setattr(nvrtc, "driver_major", lambda: 12)
+        assert [nvrtc.nvrtc(arch) for arch in archs] == ["old", "new", "old", "old", None]
     finally:
         nvrtc.nvrtc.cache_clear()
-    assert found == ["new", "new", "new", "old", None]
 
 
 def test_newer_wheels_come_first_and_halves_of_one_not_at_all(monkeypatch, tmp_path):
