@@ -14,7 +14,7 @@ from attrs import frozen
 from torch import Tensor
 
 from luce_backend_triton import capability, nvrtc
-from luce_backend_triton.formats import FORMATS, RECORD_COLS, SCALE_KINDS, RecordFormat
+from luce_backend_triton.formats import FORMATS, FP4_VALUES, RECORD_COLS, SCALE_KINDS, RecordFormat
 
 GEMV_ROWS = 2
 """Most rows of x for the integer kernel; more are quicker on tensor cores (LOG.md 2026-11-29)."""
@@ -65,7 +65,7 @@ def defines(fmt: RecordFormat, shape: Shape) -> dict[str, int]:
     """What the sources are compiled with."""
     return {
         "BITS": fmt.bits,
-        "TABLE": 0 if not fmt.table else 2 if fmt.name == "MXFP4" else 1,
+        "TABLE": 0 if not fmt.table else 2 if fmt.table == FP4_VALUES else 1,
         "ZERO": fmt.zero,
         "SCALES": SCALE_KINDS.index(fmt.scales),
         "RECORD": fmt.record_bytes,

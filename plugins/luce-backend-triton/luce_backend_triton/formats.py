@@ -20,8 +20,8 @@ from torch import Tensor
 
 TILE_ROWS = 16
 RECORD_COLS = 256
-ScaleKind = Literal["f16", "pair", "k", "q6k", "xs", "e8"]
-SCALE_KINDS: tuple[ScaleKind, ...] = ("f16", "pair", "k", "q6k", "xs", "e8")
+ScaleKind = Literal["f16", "pair", "k", "q6k", "xs", "e8", "e4m3"]
+SCALE_KINDS: tuple[ScaleKind, ...] = ("f16", "pair", "k", "q6k", "xs", "e8", "e4m3")
 """Their places are the numbers csrc/linear.cu and the Triton kernels know them by.
 
 f16   f16[16 rows][8]: w = s · (code - zero)
@@ -30,6 +30,7 @@ k     f16[16][2] (d, -dmin), u8[16][2][8] (scales, mins): w = d · scale · code
 q6k   f16[16] d, u8[16][16] scale + 128, of 16 columns each
 xs    f16[16] d, u8[16][8] scale (32 is none)
 e8    u8[16][8]: exponents of f16, already of 2^(e - 128)
+e4m3  u8[16][16], of 16 columns each: seven bits which in an f16's exponent and mantissa are 1/128 of it
 """
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -55,7 +56,7 @@ class RecordFormat:
 
     @property
     def scale_bytes(self) -> int:
-        per_row = {"f16": 16, "pair": 32, "k": 20, "q6k": 18, "xs": 10, "e8": 8}[self.scales]
+        per_row = {"f16": 16, "pair": 32, "k": 20, "q6k": 18, "xs": 10, "e8": 8, "e4m3": 16}[self.scales]
         return TILE_ROWS * per_row
 
     @property
@@ -81,6 +82,7 @@ FORMATS = {
         RecordFormat("IQ4_NL", 4, "f16", table=IQ4_VALUES),
         RecordFormat("IQ4_XS", 4, "xs", table=IQ4_VALUES),
         RecordFormat("MXFP4", 4, "e8", table=FP4_VALUES),
+        RecordFormat("NVFP4", 4, "e4m3", table=FP4_VALUES),
     )
 }
 
@@ -175,14 +177,23 @@ def _mxfp4(block: Tensor) -> Split:
     return _nibbles(block[..., 1:]), ((block[..., 0].int() - 113).clamp(0, 30).to(torch.uint8),)
 
 
+def _nvfp4(block: Tensor) -> Split:
+    """Scales ue4m3 of 16 weights. Half of one, as codes are doubled, is 128 times the f16 of its bits."""
+    scale, codes = block[..., :4], _nibbles(block[..., 4:].unflatten(-1, (4, 8))).flatten(-2)
+    return codes, (torch.where(scale == NO_E4M3, 0, scale & 0x7F).to(torch.uint8),)
+
+
+NO_E4M3 = 0x7F
+"""Not a number, which the format takes for 0."""
 SPLIT: dict[str, Callable[[Tensor], Split]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k,
     "Q6_K": _q6_k, "IQ4_NL": _q4_0, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }  # fmt: skip
 BLOCKS = {
     "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
     "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ4_NL": (32, 18), "IQ4_XS": (256, 136),
-    "MXFP4": (32, 17),
+    "MXFP4": (32, 17), "NVFP4": (64, 36),
 }  # fmt: skip
 """Format -> (weights, bytes) of a block of the file."""
 

@@ -240,9 +240,12 @@ def decode(
     elif SCALES == 4:
         d = tl.load(halves + at // 2 + rr).to(tl.float32)
         value = value * (d * (tl.load(records + at + 32 + rr * 8 + group).to(tl.float32) - 32))
-    else:
+    elif SCALES == 5:
         bits = tl.load(records + at + rr * 8 + group).to(tl.int16) << 10
         value = value * bits.to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        bits = tl.load(records + at + rr * 16 + k // 16).to(tl.int16) << 7
+        value = value * (128 * bits.to(tl.float16, bitcast=True).to(tl.float32))
     return value
 
 

@@ -40,7 +40,9 @@ from luce_core.ops.newest import AHEAD
 from luce_core.ops.noise import CounterNoise
 from luce_core.ops.sampling import ParamTable
 
-HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "MXFP4": ()}
+HALVES = {
+    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "MXFP4": (), "NVFP4": (),
+}  # fmt: skip
 """Where blocks keep half floats, if not in front alone."""
 FLOATS = ("F32", "F16", "BF16")
 ROWS = (1, 2, 5, 16, 24, 70, 300)

@@ -39,8 +39,8 @@ READ_FROM = "sm_75"
 """The oldest whose instructions cuobjdump shows."""
 FEW = {
     "sm_75": ("gemv Q5_K 2", "mma Q4_K 8", "moe Q6_K 8", "dense BF16 1"),
-    "sm_90": ("gemv Q6_K 1", "mma Q4_K 32", "moe Q4_K 9", "dense F16 1"),
-    "sm_120": ("gemv MXFP4 1", "mma IQ4_XS 16"),
+    "sm_90": ("gemv Q6_K 1", "mma Q4_K 32", "mma NVFP4 32", "moe Q4_K 9", "dense F16 1"),
+    "sm_120": ("gemv MXFP4 1", "gemv NVFP4 2", "mma IQ4_XS 16"),
 }  # fmt: skip
 """What CI has time for: every source, and every way of scales, codes and copies."""
 ROWS = (1, 2, 8, 16, 32)

@@ -48,6 +48,7 @@ DEVICE = torch.device("cuda:0" if devices.cards() else "cpu")
 HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
     "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
+    "NVFP4": (),
 }  # fmt: skip
 """Block format -> where its half floats lie; all other bits may be anything."""
 

@@ -85,6 +85,15 @@ template <class T> static T __shfl_xor_sync(unsigned, T value, int distance) {
   return result;
 }
 
+template <class T> static T __shfl_sync(unsigned, T value, int from) {
+  memcpy(&exchanged[threadIdx.x], &value, 4);
+  __syncwarp();
+  T result;
+  memcpy(&result, &exchanged[threadIdx.x / 32 * 32 + from], 4);
+  __syncwarp();
+  return result;
+}
+
 // --- instructions
 
 static float __uint_as_float(uint32_t bits) {
@@ -97,7 +106,22 @@ static float half_as_float(uint16_t bits) {
   memcpy(&value, &bits, 2);
   return (float)value;
 }
+// Of a pair of halves each.
+template <class F> static uint32_t on_halves(uint32_t a, uint32_t b, uint32_t c, F of) {
+  uint32_t result = 0;
+  for (int i = 0; i < 32; i += 16) {
+    const _Float16 value = (_Float16)of(half_as_float(a >> i), half_as_float(b >> i), half_as_float(c >> i));
+    uint16_t bits;
+    memcpy(&bits, &value, 2);
+    result |= (uint32_t)bits << i;
+  }
+  return result;
+}
 #define __expf expf
+template <class T> static T __ldcg(const T* from) { return *from; }
+template <class T> static void __stcg(T* to, T value) { *to = value; }
+static void __threadfence() {}
+static uint32_t atomicAdd(uint32_t* to, uint32_t more) { return (*to += more) - more; }
 static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
   const uint64_t both = (uint64_t)b << 32 | a;
   uint32_t result = 0;
@@ -107,6 +131,20 @@ static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
     result |= byte << 8 * i;
   }
   return result;
+}
+
+// mma.m16n8k8: lane 4 g + t gives A's (g, 2 t), (g + 8, 2 t) and B's (2 t, g), two of k each; has D's (g, 2 t), (g + 8, 2 t).
+static void mma_of_warp(float (&d)[4], const float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  float sum[4] = {c[0], c[1], c[2], c[3]};
+  for (int k = 0; k < 4; k++) {
+    const uint32_t rows[2] = {__shfl_sync(~0u, a0, 4 * g + k), __shfl_sync(~0u, a1, 4 * g + k)};
+    const uint32_t columns[2] = {__shfl_sync(~0u, b, 4 * (2 * t) + k), __shfl_sync(~0u, b, 4 * (2 * t + 1) + k)};
+    for (int i = 0; i < 4; i++)
+      for (int half = 0; half < 32; half += 16)
+        sum[i] += half_as_float(rows[i >> 1] >> half) * half_as_float(columns[i & 1] >> half);
+  }
+  for (int i = 0; i < 4; i++) d[i] = sum[i];
 }
 
 // --- a grid

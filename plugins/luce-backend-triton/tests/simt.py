@@ -14,8 +14,15 @@ from luce_backend_triton import nvrtc
 
 GXX = shutil.which("g++")
 REPLACED = {
-    r"(u32 (?:sub2|mul2)\(u32 a, u32 b\)) \{.*?\}\n": r"\1 { abort(); }\n",
-    r"(u32 fma2\(u32 a, u32 b, u32 c\)) \{.*?\}\n": r"\1 { abort(); }\n",
+    r"(u32 sub2\(u32 a, u32 b\)) \{.*?\}\n": r"\1 { return on_halves(a, b, 0, "
+    r"[](float x, float y, float) { return x - y; }); }\n",
+    r"(u32 mul2\(u32 a, u32 b\)) \{.*?\}\n": r"\1 { return on_halves(a, b, 0, "
+    r"[](float x, float y, float) { return x * y; }); }\n",
+    r"(u32 fma2\(u32 a, u32 b, u32 c\)) \{.*?\}\n": r"\1 { return on_halves(a, b, c, "
+    r"[](float x, float y, float z) { return x * y + z; }); }\n",
+    r"(void mma8\(float \(&d\)\[4\], const float \(&c\)\[4\], u32 a0, u32 a1, u32 b\)) \{\n.*?\n\}": r"\1 "
+    r"{ mma_of_warp(d, c, a0, a1, b); }",
+    r'asm volatile\("mov.b32 %0, (0x\w+);" : "=r"\((\w+)\)\);': r"\2 = \1;",
     r"(u32 mask_or\(u32 a, u32 b, u32 c\)) \{.*?\}[^\n]*\n": r"\1 { return (a & b) | c; }\n",
     r"(void floats\(u32 a, float& low, float& high\)) \{\n.*?\n\}": r"\1 { low = half_as_float(a); "
     r"high = half_as_float(a >> 16); }",

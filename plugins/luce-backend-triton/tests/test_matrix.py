@@ -23,7 +23,7 @@ def no_floats(name, data):
 
 
 def cols_of(name):
-    return 512 if formats.BLOCKS[name][0] == 256 else 352
+    return {256: 512, 64: 320, 32: 352}[formats.BLOCKS[name][0]]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -71,6 +71,18 @@ def test_exponents_no_half_has_are_kept_as_floats(device, blocks, exponent, capl
     assert "'blk.0.w' is stored as MXFP4" in caplog.text
     data[3, 1:17] = 0x80  # zero and minus zero
     assert isinstance(matrix.pack_matrix(raw, no_floats), Matrix)
+
+
+def test_every_scale_of_nvfp4_comes_back(device, blocks, dequantized):
+    """All 256 bytes: signs are not read, subnormal ones are, the one that is no number is 0."""
+    data = blocks("NVFP4", 64, 64)
+    data[:, :4] = np.arange(256, dtype=np.uint8).reshape(64, 4)
+    data[:, 4:] = 0x27  # 12 and 2, halves of them
+    w = matrix.pack_matrix(RawLinear("w", "NVFP4", (64, 64), data, str(device)), no_floats)
+    rows = product.table_rows(w, torch.arange(64, dtype=torch.int32, device=device)).cpu().numpy()
+    np.testing.assert_array_equal(rows, dequantized(data, "NVFP4"))
+    assert set(rows.reshape(-1, 16)[[0, 0x7F, 0x80]].flatten().tolist()) == {0.0}
+    assert set(rows.reshape(-1, 16)[0x38].tolist()) == {6.0, 1.0}  # a scale of one
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])

@@ -1,4 +1,4 @@
-"""The CUDA C++ of one and two rows, run thread by thread on the CPU, against float64."""
+"""The CUDA C++ of few rows, run thread by thread on the CPU, against float64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 import torch.nn.functional as F
-from luce_backend_triton import few_floats, few_rows, formats, moe, product
+from luce_backend_triton import few_floats, few_rows, formats, moe, product, shapes
 from luce_backend_triton.few_rows import Shape
 
 from luce_core.contracts import Clamp, Norm
@@ -46,6 +46,7 @@ def close(y, want, bits):
         ("Q6_K", 520, 512, 2, Shape("gemv", 2, 1, 4, 2)),
         ("Q8_0", 40, 320, 3, Shape("gemv", 1, 1, 4, 2)),
         ("IQ4_XS", 40, 256, 1, Shape("gemv", 1, 1, 2, 2)),
+        ("NVFP4", 40, 320, 2, Shape("gemv", 2, 1, 3, 2)),
     ],
 )
 def test_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape):
@@ -63,6 +64,53 @@ def test_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape):
     library.launch(ctypes.byref(it), grid, 32 * shape.warps, shared)
     exact = torch.from_numpy(dequantized(data, name).copy()).double()
     close(y, x.double() @ exact.T + bias.double() + residual.double(), 1e-4)
+
+
+def mma(folder, name, data, x, shape, grid, more):
+    """x Wᵀ + bias + residual by csrc/mma.cu."""
+    m, rows, (bias, residual) = x.shape[0], data.shape[0], more
+    folder.mkdir(exist_ok=True)
+    records = formats.pack(name, torch.from_numpy(data)).contiguous()
+    given, y = few_rows.prepare(x, "mma").contiguous(), torch.full((m, rows), torch.nan)
+    library = simt.build(folder, "mma", "mma_linear", few_rows.defines(formats.FORMATS[name], shape), GEMV)
+    tiles, across, _ = records.shape
+    owners, passes = shape.owners(tiles), -(-m // shape.x_rows)
+    room = min(-(-grid // owners) + 1, across)
+    counters = passes * owners * shape.warps
+    sums = torch.full((counters * room * shape.tiles * 16 * shape.x_rows,), torch.nan)
+    arrived = torch.zeros(counters, dtype=torch.int32)
+    at = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), sums.data_ptr(), arrived.data_ptr())
+    out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0))
+    it = GemvGiven(records.data_ptr(), given.data_ptr(), out, tiles, across, room)
+    shared = shape.shared_bytes(formats.FORMATS[name], tiles, across, grid)
+    library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, passes)
+    assert not arrived.any()
+    return y
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_mma(tmp_path, blocks, dequantized, name):
+    """Two passes, the second not full; more and fewer thread blocks than shares of rows."""
+    rows, m, cols = 72, 11, 512
+    data, x = blocks(name, rows, cols), torch.randn(m, cols)
+    more = torch.randn(rows), torch.randn(m, rows)
+    exact = torch.from_numpy(dequantized(data, name).copy()).double()
+    want = x.double() @ exact.T + more[0].double() + more[1].double()
+    close(mma(tmp_path / "wide", name, data, x, Shape("mma", 8, 2, 2, 2), 3, more), want, 2e-3)
+    close(mma(tmp_path / "one", name, data, x, Shape("mma", 16, 1, 1, 3), 9, more), want, 2e-3)
+
+
+def test_a_row_has_the_same_bits_in_passes_of_any_width(tmp_path, blocks):
+    """What `triton-invariant` rests on: `shapes.narrowed` leaves all but the width alone."""
+    widest, rows, m = Shape("mma", 32, 2, 2, 2), 104, 33
+    data, x = blocks("Q4_K", rows, 768), torch.randn(m, 768)
+    more = torch.randn(rows), torch.randn(m, rows)
+    every = mma(tmp_path / "all", "Q4_K", data, x, shapes.narrowed(widest, m), 5, more)
+    for first, count in ((0, 1), (32, 1), (3, 9), (1, 20)):
+        of = slice(first, first + count)
+        shape = shapes.narrowed(widest, count)
+        some = mma(tmp_path / f"{first}", "Q4_K", data, x[of], shape, 5, (more[0], more[1][of]))
+        assert torch.equal(some, every[of]), shape
 
 
 @pytest.mark.parametrize(
@@ -154,6 +202,7 @@ DownGiven = fields(("d", moe._Down), *((name, ctypes.c_int) for name in ("tiles"
         ("Q6_K", 256, "gelu", Clamp(0.5), 1, 2, 2),
         ("Q8_0", 288, "gelu_tanh", Clamp(0.5, "after"), 2, 5, 2),  # a block of columns that is not full
         ("MXFP4", 64, "relu", None, 1, 1, 2),
+        ("NVFP4", 320, "silu", None, 2, 3, 2),
     ],
 )
 @pytest.mark.parametrize("common", [False, True], ids=["alone", "beside"])

@@ -1,5 +1,5 @@
 // What both kernels share; compiled in front of each, with these defined: BITS 4, 5, 6, 8; TABLE 0, 1 (IQ4),
-// 2 (MXFP4); ZERO; SCALES (place in formats.SCALE_KINDS); RECORD bytes; CODES bytes of them; X_ROWS (of x at a time);
+// 2 (FP4); ZERO; SCALES (place in formats.SCALE_KINDS); RECORD bytes; CODES bytes of them; X_ROWS (of x at a time);
 // TILES (row tiles of a warp); WARPS (of a block); STAGES (of the ring).
 
 typedef unsigned int u32;
@@ -11,7 +11,7 @@ struct __align__(8) u32x2 { u32 x, y; };
 #define X_BYTES 576                  // of 256 columns of a row of x; every other row begins 16 banks on
 #define X_FACTOR 544                 // where the factor of these columns lies
 #define HAS_ADD (SCALES == 1 || SCALES == 2)
-#define BY_16 (SCALES == 3)
+#define BY_16 (SCALES == 3 || SCALES == 6)
 #define TWICE(h) ((u32)(h) * 0x00010001u)
 
 struct Out {  // y f32[m][ldy] = sum · scale + bias + residual

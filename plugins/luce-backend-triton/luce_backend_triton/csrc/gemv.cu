@@ -90,6 +90,9 @@ __device__ __forceinline__ float float_scale(const RowScales& s, int i) {
 #if SCALES == 5
   floats((u32)byte_of(s.word[i >> 2], i & 3) << 10, low, high);
   return low;
+#elif SCALES == 6
+  floats((u32)byte_of(s.word[i >> 2], i & 3) << 7, low, high);
+  return 128.f * low;
 #else
   floats(s.word[i >> 1], low, high);
   return i & 1 ? high : low;
@@ -141,10 +144,14 @@ __device__ __forceinline__ void multiply(float (&total)[2][X_ROWS], const u8* re
       bytes(first, second, word[i], more[i], plane, 2 * h + i);
 #pragma unroll
       for (int n = 0; n < X_ROWS; n++) {
-#if BY_16
+#if BY_16 && INTEGER
         const int s0 = integer_scale(s[i], 2 * group), s1 = integer_scale(s[i], 2 * group + 1);
         high[i][n] += dot(first, b[n].x, z[n][0]) * s0 + dot(second, b[n].y, z[n][2]) * s1;
         low[i][n] += dot(first, b[n].z, z[n][1]) * s0 + dot(second, b[n].w, z[n][3]) * s1;
+#elif BY_16
+        const int one = dot(first, b[n].x, z[n][0]) * 256 + dot(first, b[n].z, z[n][1]);
+        const int other = dot(second, b[n].y, z[n][2]) * 256 + dot(second, b[n].w, z[n][3]);
+        sum[i][n] += float_scale(s[i], 2 * group) * (float)one + float_scale(s[i], 2 * group + 1) * (float)other;
 #else
         const int a = dot(first, b[n].x, dot(second, b[n].y, z[n][0])), e = dot(first, b[n].z, dot(second, b[n].w, z[n][1]));
 #if INTEGER

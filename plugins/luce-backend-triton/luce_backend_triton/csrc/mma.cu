@@ -64,9 +64,10 @@ __device__ __forceinline__ RowScales row_scales(const u8* at, int row) {
   return s;
 }
 
-// Scales of 64 columns: of 32 each, or of 16 each (BY_16).
+// Scales of 64 columns: of 32 each, or of 16 each (BY_16). SCALES 6: none, codes have theirs in them (`scale_codes`).
 __device__ __forceinline__ void group_scales(const RowScales& s, int c, float (&scale)[BY_16 ? 4 : 2]) {
-#if SCALES <= 1
+#if SCALES == 6
+#elif SCALES <= 1
   floats(s.word[c], scale[0], scale[1]);
 #elif BY_16
   floats(mul2(sub2(bytes01(s.word[c]), TWICE(0x6480)), s.d), scale[0], scale[1]);
@@ -79,6 +80,14 @@ __device__ __forceinline__ void group_scales(const RowScales& s, int c, float (&
   two = mul2(sub2(two, TWICE(SCALES == 4 ? 0x6420 : 0x6400)), s.d);
 #endif
   floats(two, scale[0], scale[1]);
+#endif
+}
+
+// SCALES 6: codes times their scales, which halves hold exactly, all over 128. h: of 32 columns, two scales.
+__device__ __forceinline__ void scale_codes(u32 (&w)[4], const RowScales& s, int c, int h) {
+#if SCALES == 6
+  const u32 two = ((h ? bytes23(s.word[c]) : bytes01(s.word[c])) & 0x00ff00ff) << 7, first = low2(two), second = high2(two);
+  w[0] = mul2(w[0], first), w[2] = mul2(w[2], first), w[1] = mul2(w[1], second), w[3] = mul2(w[3], second);
 #endif
 }
 
@@ -175,8 +184,14 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
         halves(w[0], h ? four.z : four.x, 0, high[h], 2 * h, magic);
         halves(w[1], h ? four.w : four.y, 0, high[h], 2 * h + 1, magic);
 #endif
+        scale_codes(w[0], s[r][0], c, h);
+        scale_codes(w[1], s[r][1], c, h);
 #pragma unroll
         for (int n = 0; n < COLS; n++) {
+#if SCALES == 6
+          mma(acc[r][n], acc[r][n], w[0][0], w[1][0], w[0][2], w[1][2], b[h][n].x, b[h][n].y);
+          mma(acc[r][n], acc[r][n], w[0][1], w[1][1], w[0][3], w[1][3], b[h][n].z, b[h][n].w);
+#else
           float d[4];
           mma(d, zero, w[0][0], w[1][0], w[0][2], w[1][2], b[h][n].x, b[h][n].y);
 #if BY_16
@@ -188,6 +203,7 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
 #endif
 #pragma unroll
           for (int j = 0; j < 4; j++) acc[r][n][j] += scale[j >> 1][BY_16 ? 2 * h + 1 : h] * d[j];
+#endif
         }
       }
     }
@@ -198,7 +214,7 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
 #pragma unroll
     for (int r = 0; r < TILES; r++)
 #pragma unroll
-      for (int j = 0; j < 4; j++) total[r][n][j] += f[j & 1] * acc[r][n][j];
+      for (int j = 0; j < 4; j++) total[r][n][j] += (SCALES == 6 ? 128.f : 1.f) * f[j & 1] * acc[r][n][j];
   }
 }
 
