@@ -31,8 +31,8 @@ SHARED = {
     "sm_100": (227, 228), "sm_110": (227, 228), "sm_120": (99, 100), "sm_121": (99, 100),
 }  # fmt: skip
 """KiB of shared memory of a thread block and of a multiprocessor."""
-SPILLED = {"sm_70": 8}
-"""Bytes of stack that are let pass: NVRTC 12.9, the last that knows it, keeps a word or two of a few kernels
+SPILLED = {"sm_61": 8, "sm_70": 8}
+"""Bytes of stack that are let pass: NVRTC 12.9, the last that knows them, keeps a word or two of some kernels
 there, with 64 of 255 registers in use.
 """
 READ_FROM = "sm_75"
