@@ -276,7 +276,8 @@ class Ops(Protocol):
         """Head norms, RoPE, append to `region`, masked softmax, gates -> [T, H·Dv].
 
         q [T, H·D], k [T, Hk·D], v [T, Hk·Dv] before norm and rope; k and v None: another layer filled the
-        region.
+        region. q, and a gate per feature, may also be [T, H, D] and [T, H, Dv] at any strides: heads whose
+        queries and gates alternate need no copy.
         K and V are rounded to the cache type before any row reads them. What the region's fields mean:
 
         k, v            keys after norm and RoPE, values after norm.

@@ -37,7 +37,7 @@ def attention(
     extra: Extra | None = None,
 ) -> Tensor:
     """q [T, H·D], k, v as the region's fields want them, before norm and rope -> [T, H·Dv]: see `Ops`."""
-    query = _turned(ops, b, q.view(-1, spec.heads, spec.head_dim), spec.q_norm, spec)
+    query = _turned(ops, b, q.reshape(-1, spec.heads, spec.head_dim), spec.q_norm, spec)
     if k is not None or v is not None:
         _check_given(region, k, v)
         key = None if k is None else _turned(ops, b, k.view(k.shape[0], spec.kv_heads, -1), spec.k_norm, spec)
@@ -54,7 +54,7 @@ def attention(
             raise PluginError(
                 f"Op 'attention' of layer {spec.layer} has the gate {spec.gate!r} and got none."
             )
-        factor = ops.act(gate, spec.gate)
+        factor = ops.act(gate.reshape(gate.shape[0], -1), spec.gate)
         if spec.gate_per_head:
             factor = ops.expand(factor, -1, spec.value_dim).reshape(y.shape)
         y = ops.mul(y, factor)

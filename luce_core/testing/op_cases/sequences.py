@@ -44,17 +44,21 @@ def _attention(w: OpWorld, phase: str, kind: str, options: dict[str, Any], extra
     turn = given.pop("rope", TURN)
     rope = evolve(turn, inv_freq=w.here(turn.inv_freq))
     spec = evolve(AttentionSpec(0, HEADS, kv_heads, DIM, value_dim, DIM**-0.5, rope), **given)
-    gate = w.rows(b, HEADS if spec.gate_per_head else HEADS * value_dim) if spec.gate else None
+    q, gate = w.rows(b, HEADS * DIM), None
+    if extra == "beside":
+        q, gate = w.rows(b, 2 * HEADS * DIM).view(-1, HEADS, 2 * DIM).chunk(2, -1)
+    elif spec.gate:
+        gate = w.rows(b, HEADS if spec.gate_per_head else HEADS * value_dim)
     k = None if kind == "v" else w.rows(b, 8 if kind == "latent rope" else kv_heads * DIM)
     v = None if kind == "k" else w.rows(b, kv_heads * value_dim)
-    pooled = w.region({"k": (1, DIM)}, 2, "pooled") if extra else None
+    pooled = w.region({"k": (1, DIM)}, 2, "pooled") if extra.endswith("entries") else None
     picked = torch.tensor([[1, -1, 0]] * b.token.shape[0], dtype=torch.int32, device=w.device)
-    more = None if pooled is None else (pooled, picked if extra == "some" else None)
+    more = None if pooled is None else (pooled, picked if extra == "some entries" else None)
 
     def call(ops: Any, b: Any, q: Any) -> Any:
         return ops.attention(b, q, k, v, region, spec, gate=gate, extra=more)
 
-    return OpRun((b, w.rows(b, HEADS * DIM)), call, tuple(region.fields.values()))
+    return OpRun((b, q), call, tuple(region.fields.values()))
 
 
 ATTENTIONS: Mapping[str, tuple[Any, ...]] = {
@@ -63,14 +67,15 @@ ATTENTIONS: Mapping[str, tuple[Any, ...]] = {
     "window, sinks, softcap": ("k v", {"window": 4, "sinks": "numbers", "softcap": 2.0}),
     "gate": ("k v", {"gate": "sigmoid"}),
     "gate per head": ("k v", {"gate": "softplus", "gate_per_head": True}),
+    "gates beside queries": ("k v", {"gate": "sigmoid", "q_norm": "norm"}, "beside"),
     "values": ("v", {"k_norm": "norm"}),
     "keys": (
         "k",
         {"rope": RopeSpec(torch.logspace(0, -2, 4), "adjacent", part="last"), "inverse_output_rope": True},
     ),
     "latents": ("latent rope", {"rope": RopeSpec(torch.logspace(0, -2, 4), "adjacent", part="last")}),
-    "all entries": ("k", {"window": 4}, "all"),
-    "some entries": ("k", {"window": 4}, "some"),
+    "all entries": ("k", {"window": 4}, "all entries"),
+    "some entries": ("k", {"window": 4}, "some entries"),
 }
 for _phase in PHASES:
     cases("attention", _attention, {f"{n}, {_phase}": (_phase, *given) for n, given in ATTENTIONS.items()})

@@ -103,9 +103,8 @@ def _delta(ops: Ops, batch: ForwardBatch, x: Tensor, norm: Norm, mixer: Delta) -
 def _attention(ops: Ops, batch: ForwardBatch, x: Tensor, norm: Norm, mixer: Attention) -> Tensor:
     spec, dim = mixer.spec, mixer.spec.head_dim
     both, k, v = ops.norm_linear(x, norm, mixer.qkv)
-    heads, flat = both.view(-1, spec.heads, 2 * dim), spec.heads * dim
-    q, gate = heads[..., :dim].reshape(-1, flat), heads[..., dim:].reshape(-1, flat)
-    y = ops.attention(batch, q, k, v, mixer.kv, spec, gate=gate)
+    heads = both.view(-1, spec.heads, 2 * dim)
+    y = ops.attention(batch, heads[..., :dim], k, v, mixer.kv, spec, gate=heads[..., dim:])
     return ops.linear_out(y, mixer.output, residual=x)
 
 

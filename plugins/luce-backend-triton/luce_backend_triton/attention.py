@@ -177,12 +177,12 @@ def attention(
     gate: Tensor | None = None,
     extra: Any = None,
 ) -> Tensor:
-    """q [T, H·D], k, v before norm and rope -> f32[T, H·Dv]; see `Ops.attention`."""
+    """q [T, H·D] or [T, H, D], k, v before norm and rope -> f32[T, H·Dv]; see `Ops.attention`."""
     if not reads(region, extra, spec):
         return reference.attention(ops, b, q, k, v, region, spec, gate, extra)
     check_given(k, v, region, spec, gate)
-    query = make_rows(b, flat(q), k, v, region, spec)
-    return _attend(b, query, region, spec, None if gate is None else flat(gate))
+    query = make_rows(b, q, k, v, region, spec)
+    return _attend(b, query, region, spec, gate)
 
 
 def check_given(
@@ -200,6 +200,21 @@ def check_given(
 def flat(x: Tensor) -> Tensor:
     """[T, features], features side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def by_head(x: Tensor, dim: int) -> tuple[Tensor, int, int]:
+    """[T, H · dim], or [T, H, dim] at any strides -> it with features side by side, and how far rows and
+    heads lie apart.
+    """
+    x = flat(x)
+    return x, x.stride(0), x.stride(1) if x.dim() == 3 else dim
+
+
+def gate_of(gate: Tensor | None, spec: AttentionSpec, none: Tensor) -> tuple[Tensor, int, int]:
+    """As `by_head`, of what the output is multiplied with."""
+    if gate is None or not spec.gate:
+        return none, 0, 0
+    return by_head(gate, 1 if spec.gate_per_head else spec.value_dim)
 
 
 def _rope_arguments(
@@ -226,6 +241,7 @@ def make_rows(
     heads_each: heads of a program; None: more where there are many rows.
     """
     rows, heads, kv_heads, dim = q.shape[0], spec.heads, spec.kv_heads, spec.head_dim
+    q, *apart = by_head(q, dim)
     pages_k, pages_v = region.fields["k"], region.fields["v"]
     query = torch.empty(rows, heads, dim, dtype=_compute_type(region), device=q.device)
     if rows == 0:
@@ -246,7 +262,7 @@ def make_rows(
     kernels.make_rows[(rows, groups)](
         q, key, value, query, pages_k, pages_v, scales_k, scales_v, *weights, b.position, axis, frequency,
         b.seq, b.index, b.query_start, b.length, b.parent, table.block, table.first, table.count,
-        b.slot.shape[0], q.stride(0), key.stride(0), value.stride(0), b.position.stride(0),
+        b.slot.shape[0], *apart, key.stride(0), value.stride(0), b.position.stride(0),
         b.position.stride(1), table.block.stride(0), *eps, magnitude,
         H=heads, HK=kv_heads, D=dim, DV=spec.value_dim, DP=triton.next_power_of_2(width), HB=per,
         BLOCK=region.block_entries, HELD=b.phase == "held", WRITE=write, Q_NORM=norms[0] is not None,
@@ -284,7 +300,7 @@ def _attend(
         peaks = made(splits, rows, heads, 2, device=query.device)
     span = b.span if b.phase == "prefill" and spec.bidirectional_spans else None
     sinks = out if spec.sinks is None else spec.sinks
-    given = out if gate is None or not spec.gate else gate
+    given, *apart = gate_of(gate, spec, out)
     ends = {
         "SINKS": spec.sinks is not None, "GATE": GATES[spec.gate], "PER_HEAD": spec.gate_per_head,
         "DV": value_dim, "H": heads,
@@ -293,7 +309,7 @@ def _attend(
     kernels.attend[(tiles, kv_heads, splits)](
         query, pages_k, pages_v, scales_k, scales_v, out, parts, peaks, given, sinks, b.index, b.query_start,
         b.length, b.sees, b.index if span is None else span, table.block, table.first, table.count, rows,
-        seqs, b.sees.shape[1], table.block.stride(0), given.stride(0), spec.scale * LOG2E,
+        seqs, b.sees.shape[1], table.block.stride(0), *apart, spec.scale * LOG2E,
         spec.softcap * LOG2E, spec.window or 0, splits,
         HK=kv_heads, D=spec.head_dim, DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
         RT=shape.rows, SB=triton.next_power_of_2(seqs), BLOCK=block, HELD=b.phase == "held",
@@ -305,7 +321,7 @@ def _attend(
         step = min(JOINED, triton.next_power_of_2(splits))
         part = max(min(wide[1], JOIN_COLS), codings["VT"])
         kernels.join[(rows, heads, -(-value_dim // part))](
-            parts, peaks, out, given, sinks, rows, splits, given.stride(0), STEP=step, DVB=part, **ends,
+            parts, peaks, out, given, sinks, rows, splits, *apart, STEP=step, DVB=part, **ends,
             VT=codings["VT"], num_warps=4, OVERLAP=overlap, launch_pdl=overlap,
         )  # fmt: skip
     return out

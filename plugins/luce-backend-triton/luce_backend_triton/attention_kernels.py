@@ -149,7 +149,7 @@ def make_rows(
     q, k, v, turned_q, pages_k, pages_v, scales_k, scales_v, q_weight, k_weight, v_weight, position, axis,
     frequency,
     seq, index, query_start, length, parent, block, first, count, num_seqs,
-    ldq, ldk, ldv, axis_stride, row_stride, table_stride, q_eps, k_eps, v_eps, magnitude,
+    ldq, hdq, ldk, ldv, axis_stride, row_stride, table_stride, q_eps, k_eps, v_eps, magnitude,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, HB: tl.constexpr,
     BLOCK: tl.constexpr, HELD: tl.constexpr, WRITE: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
     V_NORM: tl.constexpr, ROPE: tl.constexpr, START: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
@@ -157,7 +157,7 @@ def make_rows(
     KS: tl.constexpr, VC: tl.constexpr, VG: tl.constexpr, VT: tl.constexpr, VB: tl.constexpr,
     VS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One row, HB heads of q, or of k, or of v: norm, RoPE; k and v go to the row's entry.
+    """One row, HB heads of q (hdq apart), or of k, or of v: norm, RoPE; k and v go to the row's entry.
 
     Grid (rows, groups of q, then of k, then of v).
     """
@@ -170,7 +170,7 @@ def make_rows(
     if part < groups:
         h = part * HB + tl.arange(0, HB)[:, None]
         head = tl.minimum(h, H - 1)
-        x = q + row.to(tl.int64) * ldq + head * D
+        x = q + row.to(tl.int64) * ldq + head * hdq
         inverse = 1.0
         if Q_NORM:
             inverse = root_mean_of(x, d, D, q_eps)
@@ -254,14 +254,16 @@ def product(a, b):
 
 
 @triton.jit
-def gated(y, gate, row, h, d, ldg, inside, GATE: tl.constexpr, PER_HEAD: tl.constexpr, DV: tl.constexpr):
-    """y [n, Dv] of rows `row` and heads h [n, 1] · its gate. GATE: 0 none, 1 sigmoid, 2 softplus."""
+def gated(y, gate, row, h, d, ldg, hdg, inside, GATE: tl.constexpr, PER_HEAD: tl.constexpr):
+    """y [n, Dv] of rows `row` and heads h [n, 1] · its gate, ldg and hdg apart. GATE: 0 none, 1 sigmoid, 2
+    softplus. PER_HEAD: one for all features.
+    """
     if GATE != 0:
         at = gate + row.to(tl.int64) * ldg
         if PER_HEAD:
-            g = tl.load(at + h + 0 * d, mask=inside, other=0.0).to(tl.float32)
+            g = tl.load(at + h * hdg + 0 * d, mask=inside, other=0.0).to(tl.float32)
         else:
-            g = tl.load(at + h * DV + d, mask=inside, other=0.0).to(tl.float32)
+            g = tl.load(at + h * hdg + d, mask=inside, other=0.0).to(tl.float32)
         if GATE == 1:
             y = y / (1 + tl.exp(-g))
         else:
@@ -272,7 +274,7 @@ def gated(y, gate, row, h, d, ldg, inside, GATE: tl.constexpr, PER_HEAD: tl.cons
 @triton.jit(do_not_specialize=["num_rows", "num_seqs", "words", "table_stride", "splits"])
 def attend(
     q, pages_k, pages_v, scales_k, scales_v, out, parts, peaks, gate, sinks, index, query_start, length, sees,
-    span, block, first, count, num_rows, num_seqs, words, table_stride, ldg, scale, cap, window, splits,
+    span, block, first, count, num_rows, num_seqs, words, table_stride, ldg, hdg, scale, cap, window, splits,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, DVP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, RT: tl.constexpr, SB: tl.constexpr, BLOCK: tl.constexpr,
     HELD: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, SPAN: tl.constexpr,
@@ -424,13 +426,13 @@ def attend(
         y = total / tl.where(weight > 0, weight, 1.0)[:, None]
         if VC != "":
             y = turn_back(y, M, DVP, VT)
-        y = gated(y, gate, row[:, None], h[:, None], dv[None, :], ldg, both, GATE, PER_HEAD, DV)
+        y = gated(y, gate, row[:, None], h[:, None], dv[None, :], ldg, hdg, both, GATE, PER_HEAD)
         tl.store(out + (row[:, None].to(tl.int64) * H + h[:, None]) * DV + dv[None, :], y, mask=both)
 
 
 @triton.jit(do_not_specialize=["num_rows", "splits"])
 def join(
-    parts, peaks, out, gate, sinks, num_rows, splits, ldg,
+    parts, peaks, out, gate, sinks, num_rows, splits, ldg, hdg,
     H: tl.constexpr, DV: tl.constexpr, DVB: tl.constexpr, STEP: tl.constexpr, SINKS: tl.constexpr,
     GATE: tl.constexpr, PER_HEAD: tl.constexpr, VT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -465,5 +467,5 @@ def join(
     y = tl.reshape(total / tl.where(weight > 0, weight, 1.0), (1, DVB))
     if VT != 0:
         y = turn_back(y, 1, DVB, VT)
-    y = gated(y, gate, row, h, dv[None, :], ldg, inside, GATE, PER_HEAD, DV)
+    y = gated(y, gate, row, h, dv[None, :], ldg, hdg, inside, GATE, PER_HEAD)
     tl.store(out + (row.to(tl.int64) * H + h) * DV + dv[None, :], y, mask=inside)

@@ -40,8 +40,9 @@ F32 = (
     "scale", "cap", "q_eps", "k_eps", "v_eps", "magnitude", "lower", "unit_eps", "norm_eps", "q_scale", "eps",
 )  # fmt: skip
 PLAIN = (
-    "ldq", "ldk", "ldv", "axis_stride", "row_stride", "table_stride", "num_rows", "num_seqs", "words", "ldg",
-    "splits", "ldqkv", "ldz", "ldbeta", "lddecay", "most", "ldx", "ldr", "width", "path_stride", "n",
+    "ldq", "hdq", "ldg", "hdg", "ldk", "ldv", "axis_stride", "row_stride", "table_stride", "num_rows",
+    "num_seqs", "words", "splits",
+    "ldqkv", "ldz", "ldbeta", "lddecay", "most", "ldx", "ldr", "width", "path_stride", "n",
     "blocks", "per", "tiles", "weight_stride", "wide", "m", "ldy",
 )  # fmt: skip
 

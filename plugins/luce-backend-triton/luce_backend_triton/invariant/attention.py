@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from luce_backend_triton import attention as plain
-from luce_backend_triton.attention import GATES, LOG2E, flat, overlaps, room_of
+from luce_backend_triton.attention import GATES, LOG2E, overlaps, room_of
 from luce_backend_triton.invariant import attention_kernels as kernels
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import AttentionSpec, ForwardBatch, Region
@@ -42,12 +42,12 @@ def attention(
     gate: Tensor | None = None,
     extra: Any = None,
 ) -> Tensor:
-    """q [T, H·D], k, v before norm and rope -> f32[T, H·Dv]; see `Ops.attention`."""
+    """q [T, H·D] or [T, H, D], k, v before norm and rope -> f32[T, H·Dv]; see `Ops.attention`."""
     if not plain.reads(region, extra, spec):
         return reference.attention(ops, b, q, k, v, region, spec, gate, extra)
     plain.check_given(k, v, region, spec, gate)
-    query = plain.make_rows(b, flat(q), k, v, region, spec, heads_each=8 if INTERPRETED else 1)
-    return _attend(b, query, region, spec, None if gate is None else flat(gate))
+    query = plain.make_rows(b, q, k, v, region, spec, heads_each=8 if INTERPRETED else 1)
+    return _attend(b, query, region, spec, gate)
 
 
 def _attend(
@@ -77,7 +77,7 @@ def _attend(
         peaks = made(splits, rows, heads, 2, device=query.device)
     span = None if held or not spec.bidirectional_spans else b.span
     sinks = out if spec.sinks is None else spec.sinks
-    given = out if gate is None or not spec.gate else gate
+    given, *apart = plain.gate_of(gate, spec, out)
     ends = {
         "SINKS": spec.sinks is not None, "GATE": GATES[spec.gate], "PER_HEAD": spec.gate_per_head,
         "DV": value_dim, "H": heads,
@@ -87,7 +87,7 @@ def _attend(
     kernels.attend_parts[(tiles, kv_heads, splits)](
         query, pages_k, pages_v, scales_k, scales_v, out, parts, peaks, given, sinks, b.index, b.query_start,
         b.length, b.sees, b.index if span is None else span, table.block, table.first, table.count, rows,
-        seqs, b.sees.shape[1], table.block.stride(0), given.stride(0), spec.scale * LOG2E,
+        seqs, b.sees.shape[1], table.block.stride(0), *apart, spec.scale * LOG2E,
         spec.softcap * LOG2E, spec.window or 0,
         HK=kv_heads, D=spec.head_dim, DP=wide[0], DVP=wide[1], M=m, N=places, PART=PART, RT=each,
         SB=triton.next_power_of_2(seqs), BLOCK=block, HELD=held, WINDOW=spec.window is not None,
@@ -97,7 +97,7 @@ def _attend(
     if held:
         per = min(32, triton.next_power_of_2(heads)) if INTERPRETED else 1
         kernels.join_parts[(rows, -(-heads // per))](
-            parts, peaks, out, given, sinks, rows, splits, given.stride(0), HP=per, DVP=wide[1], **ends,
+            parts, peaks, out, given, sinks, rows, splits, *apart, HP=per, DVP=wide[1], **ends,
             VT=codings["VT"], num_warps=1, OVERLAP=overlap, launch_pdl=overlap,
         )  # fmt: skip
     return out

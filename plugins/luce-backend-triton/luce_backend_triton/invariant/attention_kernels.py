@@ -53,7 +53,7 @@ def joined(total, peak, weight, part, highest_of, sums):
 @triton.jit(do_not_specialize=["num_rows", "num_seqs", "words", "table_stride"])
 def attend_parts(
     q, pages_k, pages_v, scales_k, scales_v, out, parts, peaks, gate, sinks, index, query_start, length, sees,
-    span, block, first, count, num_rows, num_seqs, words, table_stride, ldg, scale, cap, window,
+    span, block, first, count, num_rows, num_seqs, words, table_stride, ldg, hdg, scale, cap, window,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, DVP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, PART: tl.constexpr, RT: tl.constexpr, SB: tl.constexpr,
     BLOCK: tl.constexpr, HELD: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
@@ -196,13 +196,13 @@ def attend_parts(
         y = all_total / tl.where(all_weight > 0, all_weight, 1.0)[:, None]
         if VC != "":
             y = turn_back(y, M, DVP, VT)
-        y = gated(y, gate, row[:, None], h[:, None], dv[None, :], ldg, both, GATE, PER_HEAD, DV)
+        y = gated(y, gate, row[:, None], h[:, None], dv[None, :], ldg, hdg, both, GATE, PER_HEAD)
         tl.store(out + (row[:, None].to(tl.int64) * H + h[:, None]) * DV + dv[None, :], y, mask=both)
 
 
 @triton.jit(do_not_specialize=["num_rows", "splits"])
 def join_parts(
-    parts, peaks, out, gate, sinks, num_rows, splits, ldg,
+    parts, peaks, out, gate, sinks, num_rows, splits, ldg, hdg,
     H: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, HP: tl.constexpr, SINKS: tl.constexpr,
     GATE: tl.constexpr, PER_HEAD: tl.constexpr, VT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -230,5 +230,5 @@ def join_parts(
     y = total / tl.where(weight > 0, weight, 1.0)[:, None]
     if VT != 0:
         y = turn_back(y, HP, DVP, VT)
-    y = gated(y, gate, row, h[:, None], dv[None, :], ldg, both, GATE, PER_HEAD, DV)
+    y = gated(y, gate, row, h[:, None], dv[None, :], ldg, hdg, both, GATE, PER_HEAD)
     tl.store(out + (row.to(tl.int64) * H + h[:, None]) * DV + dv[None, :], y, mask=both)
