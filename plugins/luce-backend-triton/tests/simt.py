@@ -10,7 +10,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from luce_backend_triton import nvrtc
+import numpy as np
+import torch
+from luce_backend_triton import few_rows, formats, nvrtc
+from torch import Tensor
 
 GXX = shutil.which("g++")
 REPLACED = {
@@ -76,3 +79,44 @@ def build(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return ctypes.CDLL(str(library))
+
+
+def fields(*of):
+    """A ctypes structure of these fields."""
+    return type("Fields", (ctypes.Structure,), {"_fields_": of})
+
+
+PRODUCT = "const u8 *records; const u8 *x; Out out; int tiles; int blocks; int room;"
+ProductGiven = fields(
+    ("records", ctypes.c_void_p), ("x", ctypes.c_void_p), ("out", few_rows._Out),
+    *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")),
+)  # fmt: skip
+
+
+def product(
+    folder: Path, name: str, data: np.ndarray, x: Tensor, shape: few_rows.Shape, grid: int, bias: Tensor,
+    residual: Tensor,
+) -> Tensor:  # fmt: skip
+    """x Wᵀ + bias + residual by csrc/gemv.cu or csrc/mma.cu, W as the blocks of a file. folder: a new one
+    for every shape, since a library that is loaded stays.
+    """
+    (m, _), rows, fmt = x.shape, data.shape[0], formats.FORMATS[name]
+    folder.mkdir(exist_ok=True, parents=True)
+    records = formats.pack(name, torch.from_numpy(data)).contiguous()
+    given, y = few_rows.prepare(x, shape.kind).contiguous(), torch.full((m, rows), torch.nan)
+    (tiles, across, _), passes = records.shape, -(-m // shape.x_rows)
+    room, counters = shape.warp_room(tiles, across, grid), 0
+    if shape.kind == "mma":
+        owners = shape.owners(tiles)
+        room, counters = min(-(-grid // owners) + 1, across), passes * owners * shape.warps
+    sums = torch.full((counters * room * shape.tiles * 16 * shape.x_rows,), torch.nan)
+    arrived = torch.zeros(counters, dtype=torch.int32)
+    at = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), sums.data_ptr(), arrived.data_ptr())
+    out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0))
+    it = ProductGiven(records.data_ptr(), given.data_ptr(), out, tiles, across, room)
+    function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape)
+    library = build(folder, shape.kind, function, defined, PRODUCT)
+    shared = shape.shared_bytes(fmt, tiles, across, grid)
+    library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, passes)
+    assert not arrived.any()
+    return y

@@ -17,18 +17,8 @@ from . import simt
 pytestmark = pytest.mark.skipif(simt.GXX is None, reason="no g++ here to compile CUDA C++ for the CPU with")
 
 
-def fields(*of):
-    """A ctypes structure of these fields."""
-    return type("Fields", (ctypes.Structure,), {"_fields_": of})
-
-
-GEMV = "const u8 *records; const u8 *x; Out out; int tiles; int blocks; int room;"
-GemvGiven = fields(
-    ("records", ctypes.c_void_p), ("x", ctypes.c_void_p), ("out", few_rows._Out),
-    *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")),
-)  # fmt: skip
 DENSE = "const u8 *weights; In in; Out out; int wide;"
-DenseGiven = fields(
+DenseGiven = simt.fields(
     ("weights", ctypes.c_void_p), ("in_", few_floats._In), ("out", few_rows._Out), ("wide", ctypes.c_int)
 )
 
@@ -51,41 +41,10 @@ def close(y, want, bits):
 )
 def test_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape):
     data, m = blocks(name, rows, cols), shape.x_rows
-    records = formats.pack(name, torch.from_numpy(data)).contiguous()
     x, bias, residual = torch.randn(m, cols), torch.randn(rows), torch.randn(m, rows)
-    given, y = few_rows.prepare(x, "gemv").contiguous(), torch.full((m, rows), torch.nan)
-    library = simt.build(tmp_path, "gemv", "gemv", few_rows.defines(formats.FORMATS[name], shape), GEMV)
-    tiles, across, _ = records.shape
-    more = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), None, None)
-    out = few_rows._Out(None, *more, m, rows, residual.stride(0), y.stride(0))
-    room = shape.warp_room(tiles, across, grid)
-    it = GemvGiven(records.data_ptr(), given.data_ptr(), out, tiles, across, room)
-    shared = shape.shared_bytes(formats.FORMATS[name], tiles, across, grid)
-    library.launch(ctypes.byref(it), grid, 32 * shape.warps, shared)
+    y = simt.product(tmp_path, name, data, x, shape, grid, bias, residual)
     exact = torch.from_numpy(dequantized(data, name).copy()).double()
     close(y, x.double() @ exact.T + bias.double() + residual.double(), 1e-4)
-
-
-def mma(folder, name, data, x, shape, grid, more):
-    """x Wᵀ + bias + residual by csrc/mma.cu."""
-    m, rows, (bias, residual) = x.shape[0], data.shape[0], more
-    folder.mkdir(exist_ok=True)
-    records = formats.pack(name, torch.from_numpy(data)).contiguous()
-    given, y = few_rows.prepare(x, "mma").contiguous(), torch.full((m, rows), torch.nan)
-    library = simt.build(folder, "mma", "mma_linear", few_rows.defines(formats.FORMATS[name], shape), GEMV)
-    tiles, across, _ = records.shape
-    owners, passes = shape.owners(tiles), -(-m // shape.x_rows)
-    room = min(-(-grid // owners) + 1, across)
-    counters = passes * owners * shape.warps
-    sums = torch.full((counters * room * shape.tiles * 16 * shape.x_rows,), torch.nan)
-    arrived = torch.zeros(counters, dtype=torch.int32)
-    at = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), sums.data_ptr(), arrived.data_ptr())
-    out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0))
-    it = GemvGiven(records.data_ptr(), given.data_ptr(), out, tiles, across, room)
-    shared = shape.shared_bytes(formats.FORMATS[name], tiles, across, grid)
-    library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, passes)
-    assert not arrived.any()
-    return y
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
@@ -96,8 +55,8 @@ def test_mma(tmp_path, blocks, dequantized, name):
     more = torch.randn(rows), torch.randn(m, rows)
     exact = torch.from_numpy(dequantized(data, name).copy()).double()
     want = x.double() @ exact.T + more[0].double() + more[1].double()
-    close(mma(tmp_path / "wide", name, data, x, Shape("mma", 8, 2, 2, 2), 3, more), want, 2e-3)
-    close(mma(tmp_path / "one", name, data, x, Shape("mma", 16, 1, 1, 3), 9, more), want, 2e-3)
+    close(simt.product(tmp_path / "wide", name, data, x, Shape("mma", 8, 2, 2, 2), 3, *more), want, 2e-3)
+    close(simt.product(tmp_path / "one", name, data, x, Shape("mma", 16, 1, 1, 3), 9, *more), want, 2e-3)
 
 
 def test_a_row_has_the_same_bits_in_passes_of_any_width(tmp_path, blocks):
@@ -105,11 +64,11 @@ def test_a_row_has_the_same_bits_in_passes_of_any_width(tmp_path, blocks):
     widest, rows, m = Shape("mma", 32, 2, 2, 2), 104, 33
     data, x = blocks("Q4_K", rows, 768), torch.randn(m, 768)
     more = torch.randn(rows), torch.randn(m, rows)
-    every = mma(tmp_path / "all", "Q4_K", data, x, shapes.narrowed(widest, m), 5, more)
+    every = simt.product(tmp_path / "all", "Q4_K", data, x, shapes.narrowed(widest, m), 5, *more)
     for first, count in ((0, 1), (32, 1), (3, 9), (1, 20)):
         of = slice(first, first + count)
         shape = shapes.narrowed(widest, count)
-        some = mma(tmp_path / f"{first}", "Q4_K", data, x[of], shape, 5, (more[0], more[1][of]))
+        some = simt.product(tmp_path / f"{first}", "Q4_K", data, x[of], shape, 5, more[0], more[1][of])
         assert torch.equal(some, every[of]), shape
 
 
@@ -148,7 +107,7 @@ def test_dense(tmp_path, dtype, rows, cols, m, kind, grid):
 
 
 MOE = "const u8 *x; Stack stack; int tiles; int blocks; int room;"
-MoeGiven = fields(
+MoeGiven = simt.fields(
     ("x", ctypes.c_void_p),
     ("stack", moe._Stack),
     *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")),
@@ -192,7 +151,7 @@ def test_experts(tmp_path, blocks, dequantized, name, per, grid, beside):
 
 
 DOWN = "Down d; int tiles; int blocks; int room;"
-DownGiven = fields(("d", moe._Down), *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")))
+DownGiven = simt.fields(("d", moe._Down), *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")))
 
 
 @pytest.mark.parametrize(
