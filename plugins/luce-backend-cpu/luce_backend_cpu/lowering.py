@@ -23,6 +23,7 @@ from luce_core.contracts import AttentionSpec, Clamp, Linear, LinearGroup, Norm,
 from luce_core.ops.fine import section_axes
 
 CACHE_FORMATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+CACHE_CODECS = {"q8_0": "Q8_0"}
 
 
 class Packed:
@@ -166,7 +167,7 @@ def attention(
         return None
     if spec.gate not in ("", "sigmoid") or spec.gate_per_head or (spec.rope and spec.rope.part != "first"):
         return None
-    if (k is None) != (v is None) or any(page.dtype not in CACHE_FORMATS for page in pages.values()):
+    if (k is None) != (v is None) or None in (_cache_format(region, name) for name in pages):
         return None
     detail, keep = _attention(region, spec)
     op = _Op(kind=native.ATTENTION, attention=ctypes.addressof(detail))
@@ -236,6 +237,19 @@ def _number(scale: Any) -> float | None:
     return float(scale)
 
 
+def _cache_format(region: Region, name: str) -> str | None:
+    """The library's name of how a field is kept; None where it does not read that."""
+    how = region.codecs.get(name)
+    if how is None:
+        return CACHE_FORMATS.get(region.fields[name].dtype)
+    return CACHE_CODECS.get(how.codec.name)
+
+
+def _turn(region: Region, name: str) -> int:
+    how = region.codecs.get(name)
+    return 0 if how is None else how.codec.turn(how.width)
+
+
 def _attention(region: Region, spec: AttentionSpec) -> tuple[native.Attention, tuple[Any, ...]]:
     rope, keys, values = spec.rope, region.fields["k"], region.fields["v"]
     axis = None
@@ -258,9 +272,11 @@ def _attention(region: Region, spec: AttentionSpec) -> tuple[native.Attention, t
         sinks=None if spec.sinks is None else spec.sinks.data_ptr(),
         k_pages=keys.data_ptr(),
         v_pages=values.data_ptr(),
-        k_format=native.FORMATS[CACHE_FORMATS[keys.dtype]],
-        v_format=native.FORMATS[CACHE_FORMATS[values.dtype]],
+        k_format=native.FORMATS[_cache_format(region, "k")],
+        v_format=native.FORMATS[_cache_format(region, "v")],
         block_entries=region.block_entries,
+        k_turn=_turn(region, "k"),
+        v_turn=_turn(region, "v"),
     )
     detail.q_norm, detail.q_eps = _norm(spec.q_norm)
     detail.k_norm, detail.k_eps = _norm(spec.k_norm)

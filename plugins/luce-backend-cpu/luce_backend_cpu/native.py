@@ -67,7 +67,7 @@ class Attention(Structure):
         ("axis", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("v_norm", c_void_p),
         ("q_eps", c_float), ("k_eps", c_float), ("v_eps", c_float), ("sinks", c_void_p),
         ("k_pages", c_void_p), ("v_pages", c_void_p), ("k_format", c_int32), ("v_format", c_int32),
-        ("block_entries", c_int32), ("table", c_int32),
+        ("block_entries", c_int32), ("table", c_int32), ("k_turn", c_int32), ("v_turn", c_int32),
     ]  # fmt: skip
 
 

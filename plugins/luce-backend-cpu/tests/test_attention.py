@@ -7,14 +7,16 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from luce_backend_cpu import lowering
 from luce_backend_cpu.region import single
 
-from luce_core.contracts import AttentionSpec, Norm, Region, RopeSpec, SeqTable
+from luce_core.contracts import CODECS, AttentionSpec, CodedField, Norm, Region, RopeSpec, SeqTable
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import build_ops
+from luce_core.ops.codecs import decode, encode
 
 WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 """A failing batch is printed whole; making it smaller takes minutes and says little."""
@@ -61,13 +63,18 @@ def specs(draw, dims=(8, 20, 64)):
 
 
 def region_of(spec, rng, block, blocks, dtype):
-    """A cache full of old entries."""
-
-    def pages(dim):
-        values = rng.standard_normal((blocks, block, spec.kv_heads, dim)).astype(np.float32)
-        return torch.from_numpy(values).to(DTYPES[dtype])
-
-    return Region("kv", "full", {"k": pages(spec.head_dim), "v": pages(spec.value_dim)}, block)
+    """A cache full of old entries. dtype: of keys and values, or "K V": a type or codec each."""
+    fields, codecs = {}, {}
+    kinds = (*dtype.split(), dtype)[:2]
+    for name, dim, kind in zip("kv", (spec.head_dim, spec.value_dim), kinds, strict=True):
+        shape = (blocks, block, spec.kv_heads, dim)
+        fields[name] = torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
+        if kind in CODECS:
+            codecs[name] = CodedField(CODECS[kind], dim)
+            fields[name] = encode(codecs[name], fields[name])
+        else:
+            fields[name] = fields[name].to(DTYPES[kind])
+    return Region("kv", "full", fields, block, codecs=codecs)
 
 
 class Case:
@@ -103,6 +110,8 @@ class Case:
     def tolerance(self):
         """An entry on the edge between two 16-bit numbers may fall either way when it was computed before."""
         spec, dtype = self.spec, self.regions[0].fields["k"].dtype
+        if self.regions[0].codecs:
+            return 2e-3
         if dtype == torch.float32 or (spec.rope is None and spec.k_norm is None and spec.v_norm is None):
             return 2e-5
         return 2e-3 if dtype == torch.float16 else 1.6e-2
@@ -116,6 +125,11 @@ class Case:
         scale = max(1.0, float(want[real].abs().max()))
         torch.testing.assert_close(got[real], want[real], rtol=0, atol=self.tolerance() * scale)
         for name in ("k", "v"):
+            if self.regions[0].codecs.get(name):  # a number between two codes may become either
+                one, other = (region.fields[name] for region in self.regions)
+                written = self.batch.token.shape[0] * one[0, 0].numel()
+                assert (one != other).sum() <= 2 + written / 5000
+                continue
             one, other = (region.fields[name].float() for region in self.regions)
             # cosines of two libraries differ in the last bit, which may carry a 16-bit entry to its neighbour
             exact = self.regions[0].fields[name].dtype == torch.float32
@@ -146,6 +160,35 @@ def test_any_held_batch(quick_lib, data):
     case.check(quick_lib, data.draw(st.booleans()))
 
 
+@pytest.mark.parametrize("types", ["q8_0 q8_0", "q8_0 f16", "f32 q8_0"])
+@pytest.mark.parametrize("phase", ["held", "prefill"])
+@given(st.data())
+@settings(max_examples=10, deadline=None, phases=WITHOUT_SHRINKING)
+def test_any_batch_over_codes(quick_lib, types, phase, data):
+    spec = data.draw(specs(dims=(32, 64, 96, 256)))
+    trees = st.sampled_from(TREES) if phase == "held" else st.integers(1, 90).map(chain)
+    shapes = data.draw(st.lists(st.tuples(st.integers(0, 70), trees), min_size=1, max_size=3))
+    case = Case(spec, phase, shapes, np.random.default_rng(data.draw(st.integers(0, 99))), dtype=types)
+    case.check(quick_lib, data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("codec", ["fp8", "q4_0", "tq3_0"])
+def test_other_codecs_go_to_the_reference(codec):
+    case = Case(PLAIN, "held", [(8, chain(1))], np.random.default_rng(1), dtype=f"q8_0 {codec}")
+    assert lowering.attention(*case.arguments(case.regions[0])) is None
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_hidden(quick_lib, wrong):
+    case = Case(PLAIN, "prefill", [(0, chain(3))], np.random.default_rng(1), dtype="q8_0")
+    case.k[1, 3] = wrong
+    single("attention", lowering.attention(*case.arguments(case.regions[1])), quick_lib, False)
+    entry = case.batch.table["full"].block[0, 0], 1, 0
+    how = case.regions[1].codecs["k"]
+    assert decode(how, case.regions[1].fields["k"][entry]).isnan().all()
+    assert decode(how, case.regions[1].fields["k"][entry[0], 2]).isfinite().all()
+
+
 @given(st.data())
 @settings(max_examples=40, deadline=None, phases=WITHOUT_SHRINKING)
 def test_any_prefill(quick_lib, data):
@@ -167,7 +210,7 @@ ROPED = AttentionSpec(
 
 
 @pytest.mark.parametrize("spec", [PLAIN, ROPED], ids=["plain", "everything"])
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("dtype", [*DTYPES, "q8_0"])
 @pytest.mark.parametrize(
     ("phase", "shapes"),
     [
@@ -179,6 +222,8 @@ ROPED = AttentionSpec(
     ids=["few", "splits", "words", "chunks"],
 )
 def test_every_processor(lib, spec, dtype, phase, shapes):
+    if dtype == "q8_0":
+        spec = evolve(spec, head_dim=64, value_dim=32)
     Case(spec, phase, shapes, np.random.default_rng(1), dtype=dtype).check(lib)
 
 

@@ -8,6 +8,7 @@
 #define LUCE_ATTENTION_H
 
 #include "batch.h"
+#include "cache.h"
 #include "lanes.h"
 #include "team.h"
 
@@ -73,24 +74,6 @@ INLINE int sees_token(const luce_batch *b, const luce_attention *a, const seq_vi
     return !a->window || index > b->index[row] - a->window;
 }
 
-/* --- the cache */
-
-INLINE v16f cache16(int format, const void *pages, int64_t at, int n) { /* n < 16: the rest zero */
-    if (n >= LANES) return plain16(format, (const uint8_t *)pages + at * (format == F_F32 ? 4 : 2), 0);
-    v16f v = {};
-    for (int i = 0; i < n; i++) v[i] = plain1(format, (const uint8_t *)pages + at * (format == F_F32 ? 4 : 2), i);
-    return v;
-}
-
-static void cache_write(int format, void *pages, int64_t at, const float *x, int32_t n) {
-    if (format == F_F32) {
-        memcpy((float *)pages + at, x, (size_t)n * sizeof(float));
-        return;
-    }
-    uint16_t *to = (uint16_t *)pages + at;
-    for (int32_t i = 0; i < n; i++) to[i] = format == F_F16 ? to_f16(x[i]) : to_bf16(x[i]);
-}
-
 /* --- before reading: norms, rope, append */
 
 static void rms_row(const float *x, int32_t n, const float *weight, float eps, float *out) { /* weight NULL: copy */
@@ -137,6 +120,7 @@ static int turn_and_append(const luce_batch *b, const luce_attention *a, int32_t
         rms_row(q + ((int64_t)row * a->heads + h) * dim, dim, a->q_norm, a->q_eps, to);
         if (a->half) rotate(a, table, to);
         for (int32_t i = 0; i < dim; i++) to[i] *= a->scale;
+        turn_vector(to, dim, a->k_turn);
     }
     if (!k || (b->held && b->parent[row] == -2)) return ERR_NONE;
     const seq_view view = view_of(b, a, b->seq[row]);
@@ -145,18 +129,17 @@ static int turn_and_append(const luce_batch *b, const luce_attention *a, int32_t
     float turned[dim > a->value_dim ? dim : a->value_dim];
     rms_row(k + ((int64_t)row * a->kv_heads + kv) * dim, dim, a->k_norm, a->k_eps, turned);
     if (a->half) rotate(a, table, turned);
-    cache_write(a->k_format, a->k_pages, (entry * a->kv_heads + kv) * dim, turned, dim);
+    keep_vector(a->k_format, a->k_pages, entry * a->kv_heads + kv, turned, dim, a->k_turn);
     rms_row(v + ((int64_t)row * a->kv_heads + kv) * a->value_dim, a->value_dim, a->v_norm, a->v_eps, turned);
-    cache_write(a->v_format, a->v_pages, (entry * a->kv_heads + kv) * a->value_dim, turned, a->value_dim);
+    keep_vector(a->v_format, a->v_pages, entry * a->kv_heads + kv, turned, a->value_dim, a->v_turn);
     return ERR_NONE;
 }
 
 /* --- one row */
 
-INLINE void prefetch_entry(int format, const void *pages, int64_t at, int32_t dim) {
-    const int32_t size = format == F_F32 ? 4 : 2;
-    const char *p = (const char *)pages + at * size;
-    for (int32_t i = 0; i < dim * size; i += 64) __builtin_prefetch(p + i, 0, 3);
+INLINE void prefetch_entry(int format, const void *pages, int64_t vector, int32_t dim) {
+    const uint8_t *p = vector_at(format, pages, vector, dim);
+    for (int32_t i = 0; i < vector_bytes(format, dim); i += 64) __builtin_prefetch(p + i, 0, 3);
 }
 
 /* score[g][e] = query[g] · key of entry[e], for G heads of one KV head */
@@ -165,19 +148,20 @@ INLINE void score_heads(const int G, const int format, const luce_attention *a, 
     const int32_t dim = a->head_dim, whole = dim / LANES * LANES;
     for (int32_t e = 0; e < count; e += 4) {
         for (int32_t j = e; j < e + 4; j++) {    /* heads lie apart: the processor would not guess the next lines */
-            prefetch_entry(format, a->k_pages, (entry[imin(j + 16, left - 1)] * a->kv_heads + kv) * dim, dim);
-            prefetch_entry(a->v_format, a->v_pages, (entry[imin(j, count - 1)] * a->kv_heads + kv) * a->value_dim, a->value_dim);
+            prefetch_entry(format, a->k_pages, entry[imin(j + 16, left - 1)] * a->kv_heads + kv, dim);
+            prefetch_entry(a->v_format, a->v_pages, entry[imin(j, count - 1)] * a->kv_heads + kv, a->value_dim);
         }
         v16f sum[4][4] = {};
-        int64_t from[4];
-        for (int j = 0; j < 4; j++) from[j] = (entry[imin(e + j, count - 1)] * a->kv_heads + kv) * dim;
+        const uint8_t *from[4];
+        for (int j = 0; j < 4; j++)
+            from[j] = vector_at(format, a->k_pages, entry[imin(e + j, count - 1)] * a->kv_heads + kv, dim);
         for (int32_t i = 0; i < whole; i += LANES)
             for (int j = 0; j < 4; j++) {
-                const v16f key = cache16(format, a->k_pages, from[j] + i, LANES);
+                const v16f key = cache16(format, from[j], i, LANES, dim);
                 for (int g = 0; g < G; g++) sum[g][j] += key * load16(query + g * dim + i);
             }
         for (int j = 0; j < 4 && whole < dim; j++) {
-            const v16f key = cache16(format, a->k_pages, from[j] + whole, dim - whole);
+            const v16f key = cache16(format, from[j], whole, dim - whole, dim);
             for (int g = 0; g < G; g++) sum[g][j] += key * load_part(query + g * dim + whole, dim - whole);
         }
         for (int g = 0; g < G; g++) {
@@ -196,12 +180,14 @@ INLINE void add_values(const int G, const int format, const luce_attention *a, c
         for (int g = 0; g < G; g++) sum[g] = load16(out + g * stride + i);
         if (dim - i >= LANES) {
             for (int32_t e = 0; e < count; e++) {
-                const v16f value = cache16(format, a->v_pages, (entry[e] * a->kv_heads + kv) * dim + i, LANES);
+                const uint8_t *from = vector_at(format, a->v_pages, entry[e] * a->kv_heads + kv, dim);
+                const v16f value = cache16(format, from, i, LANES, dim);
                 for (int g = 0; g < G; g++) sum[g] += splat(weight[g * CHUNK + e]) * value;
             }
         } else {
             for (int32_t e = 0; e < count; e++) {
-                const v16f value = cache16(format, a->v_pages, (entry[e] * a->kv_heads + kv) * dim + i, dim - i);
+                const uint8_t *from = vector_at(format, a->v_pages, entry[e] * a->kv_heads + kv, dim);
+                const v16f value = cache16(format, from, i, dim - i, dim);
                 for (int g = 0; g < G; g++) sum[g] += splat(weight[g * CHUNK + e]) * value;
             }
         }
@@ -221,6 +207,7 @@ INLINE void add_values(const int G, const int format, const luce_attention *a, c
     switch (format) {                                                    \
         case F_F32: FOR_HEADS(CALL, more, F_F32, __VA_ARGS__) break;     \
         case F_F16: FOR_HEADS(CALL, more, F_F16, __VA_ARGS__) break;     \
+        case F_Q8_0: FOR_HEADS(CALL, more, F_Q8_0, __VA_ARGS__) break;   \
         default: FOR_HEADS(CALL, more, F_BF16, __VA_ARGS__)              \
     }
 
@@ -286,8 +273,8 @@ static void attend_row(const luce_batch *b, const luce_attention *a, const seq_v
     }
 }
 
-/* Divide by the softmax's sum, gate, and write one head of one row. */
-static void finish_head(const luce_attention *a, const float *sum, float top, float total, int32_t row, int32_t head,
+/* Divide by the softmax's sum, turn back (in place), gate, and write one head of one row. */
+static void finish_head(const luce_attention *a, float *sum, float top, float total, int32_t row, int32_t head,
                         const float *gate, float *y) {
     const int32_t dim = a->value_dim;
     float factor = 1.0f;
@@ -298,6 +285,7 @@ static void finish_head(const luce_attention *a, const float *sum, float top, fl
     }
     factor = total > 0.0f || total != total ? factor / total : 0.0f;
     const int64_t at = ((int64_t)row * a->heads + head) * dim;
+    turn_vector_back(sum, dim, a->v_turn);
     for (int32_t i = 0; i < dim; i += LANES) {
         v16f out = load16(sum + i) * splat(factor);
         const int32_t n = imin(LANES, dim - i);
@@ -373,15 +361,18 @@ static void attend_tile(const luce_batch *b, const luce_attention *a, const seq_
             token[e] = v->first[column] + offset;
             entry[e] = ((int64_t)v->block[column] * v->entries + offset) * a->kv_heads + kv;
             const int padding = v->held && token[e] >= v->length && b->parent[v->start + token[e] - v->length] == -2;
+            const uint8_t *from = vector_at(a->v_format, a->v_pages, entry[e], a->value_dim);
             for (int32_t i = 0; i < a->value_dim; i += LANES)       /* padding was never written: keep it out */
                 store16(values + e * stride + i,
-                        padding ? (v16f){} : cache16(a->v_format, a->v_pages, entry[e] * a->value_dim + i, a->value_dim - i));
+                        padding ? (v16f){} : cache16(a->v_format, from, i, a->value_dim - i, a->value_dim));
         }
         for (int32_t e0 = 0; e0 < CHUNK; e0 += 16)
             for (int32_t i = 0; i < dim; i += LANES) {
                 v16f part[16];
-                for (int32_t e = 0; e < 16; e++)
-                    part[e] = e0 + e < n ? cache16(a->k_format, a->k_pages, entry[e0 + e] * dim + i, dim - i) : (v16f){};
+                for (int32_t e = 0; e < 16; e++) {
+                    const uint8_t *from = vector_at(a->k_format, a->k_pages, e0 + e < n ? entry[e0 + e] : 0, dim);
+                    part[e] = e0 + e < n ? cache16(a->k_format, from, i, dim - i, dim) : (v16f){};
+                }
                 transpose16(part);
                 for (int32_t j = 0; j < imin(LANES, dim - i); j++) store16(keys + (i + j) * CHUNK + e0, part[j]);
             }

@@ -37,8 +37,9 @@ typedef struct {            /* AttentionSpec and its Region */
     float q_eps, k_eps, v_eps;
     const float *sinks;
     void *k_pages, *v_pages;
-    int32_t k_format, v_format;     /* F_F32, F_F16 or F_BF16 */
+    int32_t k_format, v_format;     /* F_F32, F_F16, F_BF16, or F_Q8_0: codes, see cache.h */
     int32_t block_entries, table;
+    int32_t k_turn, v_turn;         /* numbers turned together before they become codes; 0: none */
 } luce_attention;
 
 enum { OP_EMBED = 0, OP_NORM_LINEAR = 1, OP_ATTENTION = 2, OP_LINEAR_OUT = 3, OP_GATED_MLP = 4, OP_HEAD = 5, OP_TAP = 6 };
