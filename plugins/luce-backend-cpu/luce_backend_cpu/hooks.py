@@ -11,6 +11,7 @@ from luce_backend_cpu import compiler, machine
 from luce_backend_cpu.options import CpuOptions
 from luce_core.contracts import (
     API,
+    CODECS,
     BackendPlan,
     DeviceInfo,
     Equivalence,
@@ -29,6 +30,8 @@ C_OPS = (
     "head",
 )  # fmt: skip
 TORCH_OPS = ("pack_linear", "linear", "table_rows")
+NATIVE_CODECS = ("q8_0",)
+"""Of caches: those the C library reads and writes."""
 PACKER, READERS = "pack_linear", ("linear", "table_rows")
 """Who packs weights, and who reads them whatever other ops are on."""
 
@@ -134,8 +137,16 @@ def luce_check_plan(plan: BackendPlan) -> Sequence[Problem]:
                 "Drop one of the two.",
             )
         ]
-    wants_c = any(layer.startswith("cpu-c") for layer in plan.values[OP_LAYERS])
-    if not wants_c and asked != "c":
+    return [*_compiler(plan), *_caches(plan)]
+
+
+def _uses_c(plan: BackendPlan) -> bool:
+    return any(layer.startswith("cpu-c") for layer in plan.values[OP_LAYERS])
+
+
+def _compiler(plan: BackendPlan) -> list[Problem]:
+    """The C tier without a compiler."""
+    if not _uses_c(plan) and plan.values["cpu.tier"] != "c":
         return []
     built = compiler.library()
     if built.path is None:
@@ -146,3 +157,16 @@ def luce_check_plan(plan: BackendPlan) -> Sequence[Problem]:
             )
         ]
     return []
+
+
+def _caches(plan: BackendPlan) -> list[Problem]:
+    """A cache whose codes only the reference op reads."""
+    native = NATIVE_CODECS if _uses_c(plan) else ()
+    kinds = dict.fromkeys(plan.values[name] for name in ("cache.k_type", "cache.v_type"))
+    left = [kind for kind in kinds if kind in CODECS and kind not in native]
+    if not left:
+        return []
+    kept = " and ".join(left)
+    message = f"Attention over a cache in {kept} is the reference op's here, slow in long texts."
+    faster = f"f16 and {' and '.join(NATIVE_CODECS)} are read by the C tier; or keep it for its size."
+    return [Problem(message, faster, fatal=False)]

@@ -24,6 +24,7 @@ from luce_core.ops.fine import section_axes
 
 CACHE_FORMATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 CACHE_CODECS = {"q8_0": "Q8_0"}
+"""The library's formats of caches; `hooks.NATIVE_CODECS` names the same codecs."""
 
 
 class Packed:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from luce_backend_cpu import compiler, hooks, machine
+from luce_backend_cpu import compiler, hooks, lowering, machine
 from luce_backend_cpu.compiler import Library
 
 from luce_core.ops.namespace import KNOWN_OPS
@@ -21,7 +21,8 @@ class TestContract(PluginContract):
 
 def plan(device="cpu", **values):
     fields = {
-        "cpu.tier": "auto", "cpu.exact": False, "deterministic": False, "execution.op_layers": (), **values,
+        "cpu.tier": "auto", "cpu.exact": False, "deterministic": False, "execution.op_layers": (),
+        "cache.k_type": "f16", "cache.v_type": "f16", **values,
     }
     return SimpleNamespace(models=(SimpleNamespace(layer_device=(device, device)),), values=fields)
 
@@ -65,6 +66,29 @@ def test_hook_luce_check_plan_asks_for_a_compiler_that_is_needed(has_compiler):
         assert bool(problems) is not has_compiler
         if problems:
             assert "'cc' is not there" in problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("k_type", "v_type", "layer", "left"),
+    [
+        ("q8_0", "f16", "cpu-c", ""),
+        ("bf16", "q8_0", "cpu-c-rows", ""),
+        ("q8_0", "q4_0", "cpu-c", "q4_0"),
+        ("tq3_0", "fp8", "cpu-c", "tq3_0 and fp8"),
+        ("q8_0", "f16", "cpu-torch", "q8_0"),
+    ],
+)
+def test_a_cache_the_reference_reads_is_said(monkeypatch, k_type, v_type, layer, left):
+    monkeypatch.setattr(compiler, "library", lambda: Library(Path("x.so"), "compiled by gcc 12"))
+    types = {"cache.k_type": k_type, "cache.v_type": v_type, "execution.op_layers": (layer,)}
+    found = hooks.luce_check_plan(plan(**types))
+    assert len(found) == bool(left)
+    assert all(f"a cache in {left} is the reference op's" in problem.message for problem in found)
+    assert not any(problem.fatal for problem in found)
+
+
+def test_the_codecs_named_are_those_lowered():
+    assert set(hooks.NATIVE_CODECS) == set(lowering.CACHE_CODECS)
 
 
 def test_contradicting_options_are_a_problem(has_compiler):
