@@ -2,14 +2,15 @@
 
     python benchmarks/triton/decode.py [--model qwen3.5-27b:q4_k_m ...] [--depths 0,4096] [--rows 1,16,24]
                                        [--held 16,24] [--prefill 2048] [--check] [--profile]
-                                       [--deterministic]
+                                       [--deterministic] [--set NAME=VALUE ...]
 
 Weights are random, in the exact sizes of the model (`luce_core.synth`), written to --folder and kept
 there. --check: logits and greedy tokens of Qwen3.5-0.8B in Q8_0, and of a small mixture,
-beside the f32 reference ops on the same device. --deterministic: all figures under that option; with --check,
-the bits of prompts, trees and answers in any company. `engine` figures are those of `LuceEngine` stepped
-without a pause: scheduling, sampling and events included. `device` is one replay of the step's CUDA
-graph, by the device's own clock.
+beside the f32 reference ops on the same device; texts of graphs, greedy and sampled, beside those of plain
+calls, also behind texts that ended by themselves. --deterministic: all figures under that option; with
+--check, the bits of prompts, trees and answers in any company. `engine` figures are those of `LuceEngine`
+stepped without a pause: scheduling, sampling and events included. `device` is one replay of the step's CUDA
+graph, by the device's own clock. --set: such as `triton.prompt_graphs=true cache_type_k=q8_0 ctx_size=40000`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from luce_core.testing.rig import ModelRig
 
 HOOKS = ("luce_arch_qwen35.hooks", "luce_backend_triton.hooks")
 DEVICE = "cuda:0"
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=0.7, top_p=0.95, seed=1)
 ANSWER = 128
 WARM = 16
 """Tokens of an answer before the clock starts: kernels compile, graphs are captured."""
@@ -101,14 +104,33 @@ def check(path: Path) -> None:
         same = float((got.argmax(-1) == want.argmax(-1)).float().mean())
         print(f"{name}, {part}: relative error of logits {error:.1e}, the same best token in {same:.0%}")
         assert error < 0.05, part
-    texts = [prompt(90, seed) for seed in range(4)]  # prompts too are replayed from the third on
     answers = []
     for executor in ("eager", "cuda-graphs"):
         bench = Bench(path, executor=executor)
-        answers.append([token for text in texts for token in bench.answer(text, 40)])
+        answers.append(list(conversations(bench)))
         del bench
-    same = [a == b for a, b in zip(*answers, strict=True)]
-    print("graphs give the tokens of plain calls:", "all" if all(same) else f"{same.index(False)} of 160")
+    for (kind, wanted), (_, got) in zip(*answers, strict=True):
+        same = [a == b for a, b in zip(wanted, got, strict=False)]
+        said = "all" if all(same) and len(wanted) == len(got) else f"{same.index(False)} of {len(wanted)}"
+        print(f"graphs give the tokens of plain calls, {kind}: {said}")
+
+
+def conversations(bench: Bench) -> Iterator[tuple[str, list[int]]]:
+    """(how, tokens): four texts of 40 tokens each; then texts that end before, and the turn behind each."""
+    kinds = {
+        "greedy": SamplingParams(temperature=0.0),
+        "temperature": SamplingParams(temperature=0.8, seed=3),
+        "top-p": SamplingParams(temperature=0.8, top_p=0.9, seed=3),
+    }
+    for kind, params in kinds.items():
+        texts = [prompt(90, seed) for seed in range(4)]  # prompts too are replayed from the third on
+        first = [bench.answer(text, 40, params) for text in texts]
+        yield kind, [token for one in first for token in one]
+        again = []
+        for text, whole in zip(texts, first, strict=True):
+            begun = bench.answer(text, 40, params, frozenset({whole[20]}))
+            again += [*begun, *bench.answer([*text, *begun, 7], 20, params)]
+        yield f"{kind}, next turn", again
 
 
 def check_deterministic(path: Path) -> None:
@@ -166,7 +188,9 @@ class Bench:
         self.load_s = time.perf_counter() - start
         self._number = 0
 
-    def submit(self, text: list[int], count: int) -> list[tuple[float, int]]:
+    def submit(
+        self, text: list[int], count: int, params: SamplingParams = GREEDY, eog: frozenset[int] = frozenset()
+    ) -> list[tuple[float, int]]:
         """-> (time, token) as they come."""
         self._number += 1
         arrived: list[tuple[float, int]] = []
@@ -177,22 +201,24 @@ class Bench:
             elif getattr(event, "error", None):
                 raise RuntimeError(str(event))
 
-        params = SamplingParams(temperature=0.0)
-        self.engine.submit(GenerationRequest(f"r{self._number}", tuple(text), count, params), sink)
+        request = GenerationRequest(f"r{self._number}", tuple(text), count, params, eog=eog)
+        self.engine.submit(request, sink)
         return arrived
 
     def run(self) -> None:
         while self.engine.step():
             pass
 
-    def answer(self, text: list[int], count: int) -> list[int]:
-        arrived = self.submit(text, count)
+    def answer(
+        self, text: list[int], count: int, params: SamplingParams = GREEDY, eog: frozenset[int] = frozenset()
+    ) -> list[int]:
+        arrived = self.submit(text, count, params, eog)
         self.run()
         return [token for _, token in arrived]
 
-    def decode_s(self, depth: int, rows: int) -> float:
+    def decode_s(self, depth: int, rows: int, params: SamplingParams = GREEDY) -> float:
         """Seconds of a step, the median."""
-        arrived = [self.submit(prompt(depth + 1, seed), ANSWER) for seed in range(rows)]
+        arrived = [self.submit(prompt(depth + 1, seed), ANSWER, params) for seed in range(rows)]
         self.run()
         times = [at for at, _ in arrived[-1]][WARM:]
         steps = sorted(b - a for a, b in pairwise(times))
@@ -270,13 +296,13 @@ def breakdown(run: Any, title: str, count: int = 5) -> None:
         print(f"  {sum(times) / count:8.1f} us  {each:6.1f} x {sum(times) / len(times):7.2f}  {name[:90]}")
 
 
-def memory(bench: Bench) -> None:
+def memory(bench: Bench, when: str) -> None:
     plan = bench.pipeline.plan
     claims = [claim for claim in plan.claims if claim.device == DEVICE]
     planned = sum(claim.num_bytes for claim in claims)
     free, total = torch.cuda.mem_get_info(0)
     print(
-        f"memory: planned {planned / 1e9:.3f} GB, used {(total - free) / 1e9:.3f}, by torch at most "
+        f"memory {when}: planned {planned / 1e9:.3f} GB, used {(total - free) / 1e9:.3f}, by torch at most "
         f"{torch.cuda.max_memory_allocated() / 1e9:.3f}, reserved {torch.cuda.memory_reserved() / 1e9:.3f}"
     )
     print("  " + "; ".join(f"{claim.owner} {claim.num_bytes / 1e9:.3f}" for claim in claims))
@@ -291,14 +317,21 @@ def of(name: str) -> dict[str, str]:
 def measure(kept: record.Record, path: Path, name: str, given: argparse.Namespace) -> None:
     about = {**of(name), "deterministic": given.deterministic}
     torch.cuda.reset_peak_memory_stats()
-    options = {"deterministic": True} if given.deterministic else {}
+    options = dict(one.partition("=")[::2] for one in given.set)
+    options |= {"deterministic": True} if given.deterministic else {}
+    about |= {"options": options} if options else {}
     bench = Bench(path, **options)
+    memory(bench, "after loading")
+    torch.cuda.reset_peak_memory_stats()
     title = f"{path.name} --deterministic" if given.deterministic else path.name
     kept.say(f"{title}: loaded in {bench.load_s:.1f} s; {torch.cuda.get_device_name(0)}")
     for depth in map(int, given.depths.split(",")):
         took = bench.decode_s(depth, 1)
         line = f"depth {depth}, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s"
         kept.say(line, "engine, one sequence", **about, context=depth, batch=1, seconds_per_step=took)
+    took = bench.decode_s(0, 1, SAMPLED)
+    line = f"sampled with top-p, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s"
+    kept.say(line, "engine, sampled", **about, context=0, batch=1, seconds_per_step=took)
     first = None
     for rows in map(int, given.rows.split(",")):
         took = bench.decode_s(0, rows)
@@ -321,7 +354,7 @@ def measure(kept: record.Record, path: Path, name: str, given: argparse.Namespac
             bench.submit(prompt(given.prefill + 1, 77), 1)
             breakdown(bench.engine.step, "prefill", 1)
             bench.run()
-    memory(bench)
+    memory(bench, "in the end")
     del bench
     torch.cuda.empty_cache()
     if given.held:
@@ -355,6 +388,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="an option of the server")
     record.add_option(parser)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
