@@ -82,8 +82,15 @@ def dump(image, what):
 
 def faults(image, source, arch):
     """(registers, what is wrong with the machine code)."""
-    usage = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", dump(image, "-res-usage"))
-    assert usage, "cuobjdump shows no kernel"
+    own = set(re.findall(r"^(?:extern.*\n)?(?:extern.* )?(\w+)\(", source, re.MULTILINE))
+    usage = [
+        numbers
+        for name, *numbers in re.findall(
+            r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", dump(image, "-res-usage")
+        )
+        if name in own
+    ]
+    assert usage, "cuobjdump shows no kernel of this source"
     registers = max(int(one[0]) for one in usage)
     wrong = [
         f"{stack} bytes of stack, {local} local"
@@ -92,7 +99,8 @@ def faults(image, source, arch):
     ]
     if int(arch.removeprefix("sm_")) < int(READ_FROM.removeprefix("sm_")):
         return registers, wrong
-    sass = dump(image, "-sass")
+    parts = re.split(r"Function : (\w+)", dump(image, "-sass"))
+    sass = "".join(text for name, text in zip(parts[1::2], parts[2::2], strict=True) if name in own)
     if spilled := len(re.findall(r"\b(?:STL|LDL)\b", sass)):
         wrong.append(f"{spilled} accesses of spilled registers")
     wrong += [f"no {one}" for one in wanted(source) if not re.search(rf"\b{one}", sass)]

@@ -16,7 +16,7 @@
 #define __restrict__
 #define __forceinline__ inline
 #define __align__(bytes) alignas(bytes)
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct Dim { unsigned x, y, z; };
 struct float4 { float x, y, z, w; };

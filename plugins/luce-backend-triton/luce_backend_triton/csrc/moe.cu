@@ -20,7 +20,7 @@ struct Stack {  // up to two matrices of the same shape (gate and up): records o
   int per, rows, n, pairs, used;  // rows of x
 };
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 moe_gemv(const u8* __restrict__ x, Stack stack, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
   const int which = blockIdx.z / stack.pairs, pair = blockIdx.z % stack.pairs;
@@ -160,7 +160,7 @@ __device__ __forceinline__ void make_ready(u8* to, const Down& d, size_t from, i
   if (lane == 0) *(float*)(to + X_FACTOR) = factor * share;
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 moe_down(Down d, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.z;
