@@ -30,6 +30,7 @@ REPLACED = {
     r"(void floats\(u32 a, float& low, float& high\)) \{\n.*?\n\}": r"\1 { low = half_as_float(a); "
     r"high = half_as_float(a >> 16); }",
     r"(float4 load4\(const float\* from\)) \{.*?\n\}": r"\1 { return *(const float4*)from; }",
+    r"(u32 load1\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32*)from; }",
     r"(u32x4 stream16\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32x4*)from; }",
     r"(int dot\(u32 codes, u32 x, int c\)) \{.*?\n\}": r"\1 { for (int i = 0; i < 32; i += 8) "
     r"c += (int)(codes >> i & 255) * (int)(signed char)(x >> i & 255); return c; }",

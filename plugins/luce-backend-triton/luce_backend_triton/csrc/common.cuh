@@ -91,6 +91,12 @@ __device__ __forceinline__ float4 load4(const float* from) {  // what other bloc
   return v;
 }
 
+__device__ __forceinline__ u32 load1(const void* from) {  // likewise
+  u32 v;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(from));
+  return v;
+}
+
 // act: 1 silu, 2 gelu, 3 gelu_tanh, 4 relu
 __device__ __forceinline__ float activated(int act, float gate, float up) {
   if (act == 1) return up * gate / (1.f + __expf(fminf(-gate, 80.f)));

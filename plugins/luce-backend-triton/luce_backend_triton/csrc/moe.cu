@@ -31,7 +31,7 @@ moe_gemv(const u8* __restrict__ x, Stack stack, int tiles, int blocks, int room)
   float* partial = (float*)(shared + blocks * X_BYTES + WARPS * STAGES * RECORD);
   const int each = stack.used + (stack.beside[0] != nullptr), place = pair % each;
   const bool common = place == stack.used;
-  const int id = common ? 0 : stack.ids[pair / each * stack.used + place], expert = common ? 0 : id < 0 ? -1 : stack.lut[id];
+  const int id = common ? 0 : (int)load1(stack.ids + pair / each * stack.used + place), expert = common ? 0 : id < 0 ? -1 : stack.lut[id];
   float* y = (which ? stack.y[1] : stack.y[0]) + (size_t)pair * stack.n;
   if (expert < 0) {
     wait_for_previous();
@@ -173,9 +173,9 @@ moe_down(Down d, int tiles, int blocks, int room) {
   float* share = scratch + 2 * WARPS;            // [each]
   int* expert = (int*)(share + each);            // [each]
   for (int i = threadIdx.x; i < d.used; i += 32 * WARPS) {
-    const int id = d.ids[row * d.used + i], place = id < 0 ? -1 : d.lut[id];
+    const int id = (int)load1(d.ids + row * d.used + i), place = id < 0 ? -1 : d.lut[id];
     expert[i] = max(place, 0);  // what is not there counts for nothing
-    share[i] = place < 0 ? 0.f : d.weights[(size_t)row * d.ldw + i];
+    share[i] = place < 0 ? 0.f : __uint_as_float(load1(d.weights + (size_t)row * d.ldw + i));
   }
   __syncthreads();
 
