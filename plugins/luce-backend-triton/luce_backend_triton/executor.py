@@ -93,6 +93,8 @@ class Prepared:
     buffers: StageBuffers
     sides: tuple[Side, Side]
     captured: Captured | None = None
+    refused: bool = False
+    """Something in it, which other buckets do not have, cannot be captured."""
 
 
 @frozen(eq=False)
@@ -187,11 +189,11 @@ class GraphExecutor:
                 program.buckets.pop(next(iter(program.buckets)))  # the one that was used longest ago
             prepared = self._prepared(staged.stage(bucket))
         program.buckets[bucket] = prepared
-        if not first and prepared.captured is None:
-            prepared.captured = self._captured(step.program, partial(staged.compute, prepared.buffers))
-            if prepared.captured is None:
-                outputs = program.call(**step.inputs)
-                return lambda: outputs
+        if not (first or prepared.captured or prepared.refused):
+            self._try_to_capture(step.program, prepared, partial(staged.compute, prepared.buffers))
+        if program.refused:
+            outputs = program.call(**step.inputs)
+            return lambda: outputs
         self._leads = staged.can_follow(step.inputs)
         return self._run(staged, prepared, step, prepared.captured)
 
@@ -216,18 +218,20 @@ class GraphExecutor:
         self._fetch(staged, side, results)
         return partial(staged.finish, buffers, {**results, **side.fetched}, step.inputs)
 
-    def _captured(self, name: str, work: Callable[[], Results]) -> Captured | None:
-        """A graph; None where the work has an op that waits for the device."""
+    def _try_to_capture(self, name: str, prepared: Prepared, work: Callable[[], Results]) -> None:
+        """Not where the work has an op that waits for the device: the model's, unless other steps went."""
+        program = self._programs[name]
         try:
-            return self._capture(work)
+            prepared.captured = self._capture(work)
         except RuntimeError as error:
-            self._programs[name].refused = True
+            prepared.refused = True
+            program.refused = not any(one.captured for one in program.buckets.values())
             log.warning(
-                "Steps of %r on %s are plain calls from now on, which the host slows down: an op of this "
-                "model cannot be captured into a CUDA graph (%s).",
-                name, self.device, str(error).partition("\n")[0],
+                "%s of %r on %s are plain calls from now on, which the host slows down: an op of %s cannot "
+                "be captured into a CUDA graph (%s).",
+                "Steps" if program.refused else "Some steps", name, self.device,
+                "this model" if program.refused else "theirs", str(error).partition("\n")[0],
             )  # fmt: skip
-            return None
 
     def _fetch(self, staged: Staged, side: Side, results: Results) -> None:
         for name in staged.fetch:

@@ -29,8 +29,10 @@ PASSES = 7
 
 
 def _takes(params: StepParams) -> bool:
-    """What is left waits for nothing and needs no order of candidates."""
-    return not params.flags & (HOST_FLAGS | FILTERS | {"penalty"}) - {"top_p"}
+    """Whether what is left waits for nothing, and puts no more than the best few candidates in order."""
+    flags = params.flags
+    few = not flags & FILTERS - {"top_p"} or not flags & {"wide", "typical"}
+    return few and not flags & (HOST_FLAGS | {"penalty"})
 
 
 @stays_on_device(_takes)

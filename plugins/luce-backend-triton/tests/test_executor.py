@@ -180,3 +180,29 @@ def test_what_cannot_be_captured_runs_as_calls_and_the_log_says_so(write, caplog
         got = rig(write, GraphExecutor("cpu", refuse)).generate(*PROMPTS, max_tokens=8)
     assert got == wanted
     assert [record for record in caplog.records if "not permitted" in record.getMessage()]
+
+
+def words_of(caplog):
+    return [record.getMessage() for record in caplog.records if "not permitted" in record.getMessage()]
+
+
+def test_one_kind_that_cannot_be_captured_leaves_the_others_alone(write, caplog):
+    """Here steps that are sampled by calls: greedy ones were captured before, and go on being so."""
+    captures, kinds = Captures(), []
+
+    def some(work):
+        bucket = work.args[0].bucket
+        kinds.append(bucket[2])
+        if bucket[2] is None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return captures(work)
+
+    ways = rig(write), rig(write, GraphExecutor("cpu", some))
+    with caplog.at_level(logging.WARNING):
+        for params in (GREEDY, SAMPLED, GREEDY, SAMPLED):
+            wanted, got = (one.generate(*PROMPTS[:2], max_tokens=6, params=params) for one in ways)
+            assert got == wanted
+    assert kinds.count(None) == len(words_of(caplog))
+    assert kinds.count(frozenset()) == len(captures) > 0
+    assert all(one.startswith("Some steps of 'verify'") for one in words_of(caplog))
+    assert not ways[1].pipeline.executor._programs["verify"].refused

@@ -151,7 +151,7 @@ def test_candidates_in_order_are_the_references(device, monkeypatch, asked):
     step = table(device, SamplingParams(temperature=1.0, top_p=0.9, **asked)).step([0])
     picks.sample(None, logits(device), batch(device), step)
     assert called
-    assert not picks.sample.stays_on_device(step)
+    assert picks.sample.stays_on_device(step) == ("top_k" in asked)  # the best five are found without waiting
 
 
 def test_what_needs_the_host_is_not_captured(device):
@@ -160,6 +160,9 @@ def test_what_needs_the_host_is_not_captured(device):
 
     assert stays(temperature=0.0)
     assert stays(temperature=0.7, top_p=0.9, min_p=0.1, top_n_sigma=1.0)
+    assert stays(temperature=0.7, top_k=20, top_p=0.8, min_p=0.1, xtc_probability=0.1)
+    assert not stays(temperature=0.7, top_k=20, typical_p=0.8)
+    assert not stays(temperature=0.7, top_k=5000, top_p=0.8)
     assert not stays(temperature=0.7, repetition=1.1)
     assert not stays(temperature=0.0, min_tokens=2)
     assert not stays(temperature=0.0, logit_bias={3: 1.0})
