@@ -109,7 +109,8 @@ class GeometryContract(Contract):
             path = self._header(name, tmp_path)
             planned = partial(run_command, "plan", path, "--json", hooks=(self.hooks,), rig=True)
             for room in json.loads(planned("--fits")):
-                alone = partial(planned, "--memory", room["memory_bytes"], "--max-sequences", 1, "-c")
+                kept = ("--cache-type-k", "f16")  # chosen: no smaller type is taken in its place
+                alone = partial(planned, "--memory", room["memory_bytes"], "--max-sequences", 1, *kept, "-c")
                 subject = f"{name} in {room['memory_bytes'] >> 30} GiB"
                 if room["context"]:
                     plan = json.loads(alone(room["context"]))

@@ -23,6 +23,11 @@ DenseGiven = simt.fields(
 )
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(3)
+
+
 def close(y, want, bits):
     error = float((y.double() - want).norm() / want.norm())
     assert error <= bits, f"relative error {error:.1e}, allowed {bits:.1e}"
@@ -207,7 +212,16 @@ def test_all_experts_of_a_row_at_once(
         if common:
             part = F.rms_norm(x[row].double(), (width,), norm.weight.double(), norm.eps) @ mix.double()
             want[row] += part.sigmoid() * (exact[count] @ mid[row * each + used])
-    close(y, want, 1e-4)
+    close(y, want, 3 * rounding_of(mid))
+
+
+def rounding_of(mid):
+    """Relative, expected: every 256 columns are rounded to 32,512ths of their largest, and products of a few
+    large and many small numbers feel it most.
+    """
+    blocks = F.pad(mid, (0, -mid.shape[1] % 256)).unflatten(1, (-1, 256))
+    steps = blocks.abs().amax(-1) / 32512
+    return float((256 / 12 * steps.square().sum()).sqrt() / mid.norm())
 
 
 def acts(name):
