@@ -20,15 +20,71 @@ struct Stack {  // up to two matrices of the same shape (gate and up): records o
   int per, rows, n, pairs, used;  // rows of x
 };
 
+// What one warp does of a thread block's whole tiles, `across` records each. Shared memory: x of those, rings, then
+// f32[WARPS][room][16] sums, by warp and its how-manieth tile.
+struct Share {
+  int units, across, begin, end, room;
+  u8* ring;
+  float* partial;
+};
+
+__device__ __forceinline__ Share share_of(u8* shared, int num_tiles, int across, int room, int warp) {
+  Share s;
+  s.units = num_tiles * across, s.across = across, s.room = room;
+  s.begin = first_unit(warp, WARPS, s.units), s.end = first_unit(warp + 1, WARPS, s.units);
+  s.ring = shared + across * X_BYTES + warp * STAGES * RECORD;
+  s.partial = (float*)(shared + across * X_BYTES + WARPS * STAGES * RECORD);
+  return s;
+}
+
+// A warp multiplies its records, which `fetch` brings one after another. All threads of the block call it.
+template <class Fetch>
+__device__ __forceinline__ void walk(const Share& s, const u8* x, Fetch& fetch, int warp, int lane) {
+  float total[2][X_ROWS] = {};
+  const u8* record = s.ring;
+  float* mine = s.partial + warp * s.room * 16 + (lane >> 2);
+  int at = s.begin % s.across;
+  for (int i = s.begin; i < s.end; i++) {
+    wait();
+    __syncwarp();
+    fetch();
+    multiply(total, record, x + at * X_BYTES, lane);
+    record = record == s.ring + (STAGES - 1) * RECORD ? s.ring : record + RECORD;
+    if (++at == s.across || i == s.end - 1) {
+      at = 0;
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        float v = total[j][0];
+        v += __shfl_xor_sync(~0u, v, 1);
+        v += __shfl_xor_sync(~0u, v, 2);
+        if ((lane & 3) == 0) mine[8 * j] = v;
+        total[j][0] = 0.f;
+      }
+      mine += 16;
+    }
+  }
+  __syncthreads();
+}
+
+// Of a tile's row, over the warps that had part of it.
+__device__ __forceinline__ float sum_of(const Share& s, int tile, int row) {
+  float v = 0.f;
+  for (int w = worker_of(tile * s.across, WARPS, s.units); w < WARPS; w++) {
+    const int start = first_unit(w, WARPS, s.units);
+    if (start >= (tile + 1) * s.across) break;
+    if (start < first_unit(w + 1, WARPS, s.units)) v += s.partial[(w * s.room + tile - start / s.across) * 16 + row];
+  }
+  return v;
+}
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 moe_gemv(const u8* __restrict__ x, Stack stack, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
   const int which = blockIdx.z / stack.pairs, pair = blockIdx.z % stack.pairs;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int tile0 = first_unit(blockIdx.x, gridDim.x, tiles), num_tiles = first_unit(blockIdx.x + 1, gridDim.x, tiles) - tile0;
-  const int units = num_tiles * blocks, begin = first_unit(warp, WARPS, units), end = first_unit(warp + 1, WARPS, units);
-  u8* ring = shared + blocks * X_BYTES + warp * STAGES * RECORD;
-  float* partial = (float*)(shared + blocks * X_BYTES + WARPS * STAGES * RECORD);
+  const Share share = share_of(shared, num_tiles, blocks, room, warp);
+  u8* ring = share.ring;
   const int each = stack.used + (stack.beside[0] != nullptr), place = pair % each;
   const bool common = place == stack.used;
   const int id = common ? 0 : (int)load1(stack.ids + pair / each * stack.used + place), expert = common ? 0 : id < 0 ? -1 : stack.lut[id];
@@ -41,8 +97,8 @@ moe_gemv(const u8* __restrict__ x, Stack stack, int tiles, int blocks, int room)
   }
 
   const u8* first = common ? (which ? stack.beside[1] : stack.beside[0]) : (which ? stack.records[1] : stack.records[0]);
-  const u8* source = first + (((size_t)expert * tiles + tile0) * blocks + begin) * RECORD;
-  int left = end - begin;
+  const u8* source = first + (((size_t)expert * tiles + tile0) * blocks + share.begin) * RECORD;
+  int left = share.end - share.begin;
   u8* to = ring;
   auto fetch = [&]() {
     if (left > 0) copy_record(to, source, lane);
@@ -63,39 +119,10 @@ moe_gemv(const u8* __restrict__ x, Stack stack, int tiles, int blocks, int room)
   commit();
   wait_all();
   __syncthreads();
-  float total[2][X_ROWS] = {};
-  const u8* record = ring;
-  float* mine = partial + warp * room * 16 + (lane >> 2);
-  int block = begin % blocks;
-  for (int i = begin; i < end; i++) {
-    wait();
-    __syncwarp();
-    fetch();
-    multiply(total, record, shared + block * X_BYTES, lane);
-    record = record == ring + (STAGES - 1) * RECORD ? ring : record + RECORD;
-    if (++block == blocks || i == end - 1) {
-      block = 0;
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        float v = total[j][0];
-        v += __shfl_xor_sync(~0u, v, 1);
-        v += __shfl_xor_sync(~0u, v, 2);
-        if ((lane & 3) == 0) mine[8 * j] = v;
-        total[j][0] = 0.f;
-      }
-      mine += 16;
-    }
-  }
-  __syncthreads();
-
+  walk(share, shared, fetch, warp, lane);
   for (int i = threadIdx.x; i < num_tiles * 16; i += 32 * WARPS) {
-    const int tile = i / 16, until = (tile + 1) * blocks, at = (tile0 + tile) * 16 + i % 16;
-    float v = 0.f;
-    for (int w = worker_of(tile * blocks, WARPS, units); w < WARPS; w++) {
-      const int start = first_unit(w, WARPS, units);
-      if (start >= until) break;
-      if (start < first_unit(w + 1, WARPS, units)) v += partial[(w * room + tile - start / blocks) * 16 + i % 16];
-    }
+    const int at = tile0 * 16 + i;
+    const float v = sum_of(share, i / 16, i % 16);
     if (at < stack.n) y[at] = v;
   }
 }
@@ -166,20 +193,19 @@ moe_down(Down d, int tiles, int blocks, int room) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.z;
   const int each = d.used + (d.beside != nullptr), across = each * blocks;  // records of a tile
   const int tile0 = first_unit(blockIdx.x, gridDim.x, tiles), num_tiles = first_unit(blockIdx.x + 1, gridDim.x, tiles) - tile0;
-  const int units = num_tiles * across, begin = first_unit(warp, WARPS, units), end = first_unit(warp + 1, WARPS, units);
-  u8* ring = shared + across * X_BYTES + warp * STAGES * RECORD;
-  float* partial = (float*)(shared + across * X_BYTES + WARPS * STAGES * RECORD);
-  float* scratch = partial + WARPS * room * 16;  // [2][WARPS]
-  float* share = scratch + 2 * WARPS;            // [each]
-  int* expert = (int*)(share + each);            // [each]
+  const Share share = share_of(shared, num_tiles, across, room, warp);
+  u8* ring = share.ring;
+  float* scratch = share.partial + WARPS * room * 16;  // [2][WARPS]
+  float* weight = scratch + 2 * WARPS;                 // [each]
+  int* expert = (int*)(weight + each);                 // [each]
   for (int i = threadIdx.x; i < d.used; i += 32 * WARPS) {
     const int id = (int)load1(d.ids + row * d.used + i), place = id < 0 ? -1 : d.lut[id];
     expert[i] = max(place, 0);  // what is not there counts for nothing
-    share[i] = place < 0 ? 0.f : __uint_as_float(load1(d.weights + (size_t)row * d.ldw + i));
+    weight[i] = place < 0 ? 0.f : __uint_as_float(load1(d.weights + (size_t)row * d.ldw + i));
   }
   __syncthreads();
 
-  int block = begin % blocks, tile = begin / across, place = begin % across / blocks, left = end - begin;
+  int block = share.begin % blocks, tile = share.begin / across, place = share.begin % across / blocks, left = share.end - share.begin;
   u8* to = ring;
   auto fetch = [&]() {
     if (left > 0) {
@@ -218,49 +244,19 @@ moe_down(Down d, int tiles, int blocks, int room) {
       mixed = squares = 0.f;
       for (int i = 0; i < WARPS; i++) mixed += scratch[i], squares += scratch[WARPS + i];
       if (d.norm) mixed /= sqrtf(squares / (float)d.width + d.eps);
-      share[d.used] = 1.f / (1.f + __expf(fminf(-mixed, 80.f)));
+      weight[d.used] = 1.f / (1.f + __expf(fminf(-mixed, 80.f)));
     }
   } else if (threadIdx.x == 0 && d.beside) {
-    share[d.used] = 1.f;
+    weight[d.used] = 1.f;
   }
   __syncthreads();
   for (int i = warp; i < across; i += WARPS)
-    make_ready(shared + i * X_BYTES, d, ((size_t)row * each + i / blocks) * d.hidden, i % blocks * 256, share[i / blocks], lane);
+    make_ready(shared + i * X_BYTES, d, ((size_t)row * each + i / blocks) * d.hidden, i % blocks * 256, weight[i / blocks], lane);
   __syncthreads();
 
-  float total[2][X_ROWS] = {};
-  const u8* record = ring;
-  float* mine = partial + warp * room * 16 + (lane >> 2);
-  int at = begin % across;
-  for (int i = begin; i < end; i++) {
-    wait();
-    __syncwarp();
-    fetch();
-    multiply(total, record, shared + at * X_BYTES, lane);
-    record = record == ring + (STAGES - 1) * RECORD ? ring : record + RECORD;
-    if (++at == across || i == end - 1) {
-      at = 0;
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        float v = total[j][0];
-        v += __shfl_xor_sync(~0u, v, 1);
-        v += __shfl_xor_sync(~0u, v, 2);
-        if ((lane & 3) == 0) mine[8 * j] = v;
-        total[j][0] = 0.f;
-      }
-      mine += 16;
-    }
-  }
-  __syncthreads();
-
+  walk(share, shared, fetch, warp, lane);
   for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
-    const int which = i / 16, until = (which + 1) * across;
-    float v = 0.f;
-    for (int w = worker_of(which * across, WARPS, units); w < WARPS; w++) {
-      const int start = first_unit(w, WARPS, units);
-      if (start >= until) break;
-      if (start < first_unit(w + 1, WARPS, units)) v += partial[(w * room + which - start / across) * 16 + i % 16];
-    }
+    const float v = sum_of(share, i / 16, i % 16);
     if (first_row + i >= d.n) continue;
     if (i != threadIdx.x) residual = d.residual ? d.residual[(size_t)row * d.ldr + first_row + i] : 0.f;
     d.y[(size_t)row * d.n + first_row + i] = v + residual;
