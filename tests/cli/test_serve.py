@@ -87,7 +87,9 @@ def luce_register_schedulers():
 @contextmanager
 def running_stream(url):
     """The lines of an answer, from the one behind its first text on; far from its end."""
-    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "ignore_eos": True}
+    messages = [{"role": "user", "content": "x"}]
+    # greedy: one sampled answer in a hundred is a thought to its end
+    body = {"messages": messages, "stream": True, "ignore_eos": True, "temperature": 0}
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as stream:
         lines = (line for line in stream.iter_lines() if line)
         while not TEXT.search(next(lines)):
