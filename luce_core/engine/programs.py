@@ -129,7 +129,8 @@ class Programs:
         return {"verdicts": make_verdicts(paths, starts, picked, logprobs, top)}
 
     def logprobs(self, logits: torch.Tensor, picks: torch.Tensor, top: int) -> list[TokenLogprob]:
-        own, values, ids = self.ops.logprobs(logits, picks, top)
+        """picks: here or in host memory."""
+        own, values, ids = self.ops.logprobs(logits, picks.to(logits.device), top)
         return [
             TokenLogprob(token, logprob, tuple(zip(row_ids, row_values, strict=True)))
             for token, logprob, row_ids, row_values in zip(

@@ -10,7 +10,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from luce_core.contracts import BlockTable, Commit, ForwardBatch, Tap, TokenLogprob
+from luce_core.contracts import BlockTable, Commit, ForwardBatch, Tap
 from luce_core.contracts.staged import Bucket, StageBuffers
 from luce_core.engine.programs import Programs, make_commit, make_verdicts
 from luce_core.model.batch import PADDING, WORD_BITS, RowSet, row_places
@@ -220,12 +220,9 @@ class StagedVerify:
             programs.backend.commit(stage.batch, commit)
         for drafter in programs.drafters:
             drafter.observe(stage.batch, commit)
-        logprobs = self._logprobs(results["logits"], picks, max(top)) if any(top) else None
+        logprobs = programs.logprobs(results["logits"], picks, max(top)) if any(top) else None
         starts = range(0, count * len(rows), count)
         return {"verdicts": make_verdicts(paths, starts, picked, logprobs, top)}
-
-    def _logprobs(self, logits: Tensor, picks: Tensor, top: int) -> list[TokenLogprob]:
-        return self.programs.logprobs(logits, picks.to(logits.device), top)
 
 
 # --- block tables, by group
