@@ -72,18 +72,21 @@ MIXTURE = {"layers": 4, "width": 2048, "heads": 16, "kv_heads": 2, "value_heads"
 """Four layers of 35B-A3B with a quarter of its experts: the reference ops need all of them in f32."""
 
 
-def small_mixture(folder: Path) -> Path:
-    """As a file, written once."""
-    path = folder / "mixture-q4_k_m.gguf"
+def small_mixture(folder: Path, experts: int = 64) -> Path:
+    """As a file, written once. A row takes 8 of the experts."""
+    path = folder / f"mixture-of-{experts}-q4_k_m.gguf"
     if not path.exists():
-        metadata = geometries.metadata_of(**MIXTURE, experts=(64, 8, 512, 512))
+        metadata = geometries.metadata_of(**MIXTURE, experts=(experts, 8, 512, 512))
         shapes = geometries.shapes_of(metadata)
         write(Geometry("mixture", metadata, shapes, ranges=geometries.RANGES), "q4_k_m", path)
     return path
 
 
-def check(path: Path) -> None:
-    """Against the f32 reference ops, on the same device."""
+def check(path: Path, chooses: bool = False) -> None:
+    """Against the f32 reference ops, on the same device.
+
+    chooses: experts, so that a rounding can send a row to others. Then errors are printed, not judged.
+    """
     name = path.stem
     text = prompt(90)
     found = {}
@@ -100,10 +103,13 @@ def check(path: Path) -> None:
         torch.cuda.empty_cache()
     for part, want in found[()].items():
         got = found["triton",][part]
-        error = float((got - want).norm() / want.norm())
+        errors = ((got - want).norm(dim=-1) / want.norm(dim=-1)).sort().values
         same = float((got.argmax(-1) == want.argmax(-1)).float().mean())
-        print(f"{name}, {part}: relative error of logits {error:.1e}, the same best token in {same:.0%}")
-        assert error < 0.05, part
+        print(
+            f"{name}, {part}: relative error of a row's logits {errors[len(errors) // 2]:.1e}, of the worst "
+            f"{errors[-1]:.1e}; the same best token in {same:.0%}"
+        )
+        assert chooses or errors[-1] < 0.05, part
     answers = []
     for executor in ("eager", "cuda-graphs"):
         bench = Bench(path, executor=executor)
@@ -136,7 +142,7 @@ def conversations(bench: Bench) -> Iterator[tuple[str, list[int]]]:
 def check_deterministic(path: Path) -> None:
     """The invariant layer: bits of a rig's logits, tokens of an engine."""
     rig = ModelRig(
-        path, *HOOKS, layers=("triton-invariant",), device=DEVICE, cache_type="f16", block_tokens=16
+        path, *HOOKS, layers=("triton-invariant",), device=DEVICE, cache_type="f16", block_tokens=16, blocks=256
     )
     text, tokens, path_of = prompt(700), prompt(6, 1), [0, 2, 4, 5]
     first, second, third = (rig.open() for _ in range(3))
@@ -237,8 +243,8 @@ class Bench:
             self.run()
         return best
 
-    def tree_s(self, rows: int) -> float:
-        """Seconds of a step of one sequence with a chain of so many held rows, by the device."""
+    def tree(self, rows: int) -> Any:
+        """The captured step of one sequence with a chain of so many held rows."""
         blocks, executor = self.pipeline.blocks, self.engine.executor
         seq = blocks.open(prompt(8), blocks.match([]))
         assert blocks.reserve(seq, rows)
@@ -251,7 +257,7 @@ class Bench:
         blocks.close(seq, handle.fence)
         blocks.retire(handle.fence)
         (captured,) = [one for bucket, one in self.graphs() if bucket[:2] == (1, rows)]
-        return self.device_s(captured)
+        return captured
 
     def graphs(self) -> Iterator[tuple[Any, Any]]:
         """(bucket, captured) of every step that was captured."""
@@ -272,28 +278,37 @@ class Bench:
 
 
 def breakdown(run: Any, title: str, count: int = 5) -> None:
-    """Kernels of one run by the device's clock, and the time in which none ran."""
+    """Kernels of one run by the device's clock, and the time in which none ran.
+
+    Launches overlap and wait for each other within themselves. What one adds is the time from the end of all
+    that began before it to its own end; these times, and those in which no kernel ran, make up the whole.
+    """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(count):
             run()
         torch.cuda.synchronize()
     spent: dict[str, list[float]] = defaultdict(list)
+    added: dict[str, float] = defaultdict(float)
     spans = []
     for event in profile.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             spent[event.name].append(event.time_range.elapsed_us())
-            spans.append((event.time_range.start, event.time_range.end))
+            spans.append((event.time_range.start, event.time_range.end, event.name))
     busy, last = 0.0, float("-inf")
-    for start, end in sorted(spans):
+    for start, end, name in sorted(spans):
         busy += max(0.0, end - max(start, last))
+        added[name] += max(0.0, end - max(start, last))
         last = max(last, end)
-    whole = (last - min(start for start, _ in spans)) / count
+    whole = (last - min(start for start, _, _ in spans)) / count
     print(
         f"{title}: {whole:.0f} us, some kernel runs in {busy / count:.0f} us, {len(spans) // count} launches"
     )
-    for name, times in sorted(spent.items(), key=lambda item: -sum(item[1]))[:16]:
+    for name, times in sorted(spent.items(), key=lambda item: -added[item[0]])[:20]:
         each = len(times) / count
-        print(f"  {sum(times) / count:8.1f} us  {each:6.1f} x {sum(times) / len(times):7.2f}  {name[:90]}")
+        print(
+            f"  adds {added[name] / count:8.1f} us, {each:6.1f} x {added[name] / len(times):7.2f} "
+            f"of {sum(times) / len(times):7.2f}  {name[:90]}"
+        )
 
 
 def memory(bench: Bench, when: str) -> None:
@@ -362,12 +377,16 @@ def measure(kept: record.Record, path: Path, name: str, given: argparse.Namespac
         bench = Bench(
             path, drafters=[ScriptedDrafter(nothing)], max_sequences=2, draft_nodes=max(rows), **options
         )
-        times = {count: bench.tree_s(count) for count in [1, *rows]}
-        for count, took in times.items():
-            ratio = took / times[1]
+        steps = {count: bench.tree(count) for count in [1, *rows]}
+        one = bench.device_s(steps[1])
+        for count, captured in steps.items():
+            took = bench.device_s(captured)
+            ratio = took / one
             line = f"device, {count} rows of one sequence: {took * 1e3:.3f} ms, {ratio:.2f} times one row's"
             placed = {"context": 0, "batch": 1, "rows": count}
             kept.say(line, "device, held rows", **about, **placed, seconds_per_step=took)
+            if given.profile:
+                breakdown(captured.replay, f"{count} rows of one sequence")
 
 
 def nothing(text: object, capacity: int) -> tuple[list[int], list[int]]:
@@ -397,7 +416,8 @@ def main() -> None:
         check_deterministic(small_mixture(given.folder))
     elif given.check:
         check(model_file(given.folder, "qwen3.5-0.8b:q8_0"))
-        check(small_mixture(given.folder))
+        check(small_mixture(given.folder, 8))
+        check(small_mixture(given.folder), chooses=True)
     with record.Record(given.out, DEVICE) as kept:
         for name in given.model:
             measure(kept, model_file(given.folder, name), name, given)
