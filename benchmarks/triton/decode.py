@@ -142,7 +142,13 @@ def conversations(bench: Bench) -> Iterator[tuple[str, list[int]]]:
 def check_deterministic(path: Path) -> None:
     """The invariant layer: bits of a rig's logits, tokens of an engine."""
     rig = ModelRig(
-        path, *HOOKS, layers=("triton-invariant",), device=DEVICE, cache_type="f16", block_tokens=16, blocks=256
+        path,
+        *HOOKS,
+        layers=("triton-invariant",),
+        device=DEVICE,
+        cache_type="f16",
+        block_tokens=16,
+        num_blocks=256,
     )
     text, tokens, path_of = prompt(700), prompt(6, 1), [0, 2, 4, 5]
     first, second, third = (rig.open() for _ in range(3))
