@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -49,13 +50,19 @@ def make(session: Session) -> click.Command:
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @click.option("--kernels", is_flag=True, help="Run every kernel of the op layers beside the reference.")
     def doctor(as_json: bool, kernels: bool) -> int:
-        findings = examine(session, kernels=kernels)
-        wrong = [finding for finding in findings if finding.level == "wrong"]
+        findings = examine(session)
+        checked = examine_kernels(session) if kernels else iter(())
         if as_json:
+            findings += checked
             print_json([{**_as_data(finding)} for finding in findings])
-            return int(bool(wrong))
+            return int(any(finding.level == "wrong" for finding in findings))
         rows = [(finding.level, finding.subject, finding.text) for finding in findings]
         console().print(table(["", "what", "found"], rows))
+        for finding in checked:  # minutes may go by between the first and the last
+            line = f"{finding.level:<7} {finding.subject}: {finding.text}"
+            console().print(line, markup=False, soft_wrap=True)
+            findings.append(finding)
+        wrong = [finding for finding in findings if finding.level == "wrong"]
         for finding in findings:
             if finding.fix:
                 say(f"{finding.subject}: {finding.fix}")
@@ -71,20 +78,22 @@ def _as_data(finding: Finding) -> dict[str, str]:
     }
 
 
-def examine(session: Session, *, kernels: bool = False) -> list[Finding]:
-    """Every check. An error of ours in one of them is a finding, not the end of the examination."""
-    checks: list[Callable[[Session], Iterator[Finding]]] = [
-        _python, _torch, _options, _plugins, _devices, _wsl, _memory, _models, _tools,
-    ]
-    if kernels:
-        checks.append(_kernels)
-    findings: list[Finding] = []
-    for check in checks:
-        try:
-            findings += check(session)
-        except LuceError as error:
-            findings.append(Finding("wrong", check.__name__.strip("_"), str(error), "Correct this first."))
-    return findings
+def examine(session: Session) -> list[Finding]:
+    """Every check but those of kernels. An error of ours in one of them is a finding, not the end."""
+    checks = (_python, _torch, _options, _plugins, _devices, _wsl, _memory, _models, _tools)
+    return [finding for check in checks for finding in _findings(check, session)]
+
+
+def examine_kernels(session: Session) -> Iterator[Finding]:
+    """Every kernel of the op layers, as each is done."""
+    return _findings(_kernels, session)
+
+
+def _findings(check: Callable[[Session], Iterator[Finding]], session: Session) -> Iterator[Finding]:
+    try:
+        yield from check(session)
+    except LuceError as error:
+        yield Finding("wrong", check.__name__.strip("_"), str(error), "Correct this first.")
 
 
 def _python(session: Session) -> Iterator[Finding]:
@@ -176,7 +185,8 @@ def _kernels(session: Session) -> Iterator[Finding]:
             prepare(layer, registry, device.value, options.plugin(layer.plugin))
             subject = f"The self-check of op layer {name!r} of {registry.title(layer.plugin)}"
             run = resolve(layer.value.self_check, subject)
-            for check in guarded(subject, lambda run=run, on=device.value.id: list(run(on))):
+            checks = iter(guarded(subject, partial(run, device.value.id)))
+            while (check := guarded(subject, partial(next, checks, None))) is not None:
                 yield _kernel_finding(f"{device.value.id} {name}", check, options.core.ops_off)
     if not found:
         yield Finding("note", "kernels", "no op layer that runs here checks itself")

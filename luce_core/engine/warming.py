@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from luce_core.contracts import Done, EngineEvent, GenerationRequest, SamplingParams
+from luce_core.engine.staged_prefill import ROW_BUCKETS
 from luce_core.errors import EngineError
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def _rounds(engine: LuceEngine) -> Iterator[Sequence[int]]:
     if longest < 1:
         return
     yield [min(engine.row_budget + SHORT, longest)]  # a whole chunk, and what is left
+    for rows in ROW_BUCKETS:  # all of a prompt but its last token
+        if rows < min(engine.row_budget, longest):
+            yield [rows + 1]
     count = 1
     while count <= min(engine.slots, MOST_TOGETHER):
         yield [min(SHORT + place, longest) for place in range(count)]

@@ -52,8 +52,9 @@ def test_steps_of_every_number_of_sequences_and_a_whole_chunk_were_run(rig):
     assert all(held.count((1,) * count) >= 4 for count in (1, 2, 3)), "captured in the second, of each kind"
     prompts = [counts for program, counts in executor.seen if program == "prefill"]
     assert {(64,), (31, 31)} <= set(prompts)
+    assert all(prompts.count((rows,)) == 2 for rows in (16, 32)), "sizes of chunks, the second captured"
     assert {len(counts) for counts in prompts} == {1, 2, 3}
-    assert done == [(place, 5) for place in range(5)]
+    assert done == [(place, 7) for place in range(7)]
 
 
 def test_nothing_of_it_stays(rig):

@@ -151,7 +151,7 @@ def luce_register_parts() -> list[PartSpec]:
             factory="luce_backend_triton.executor:make_executor",
             equivalence=Equivalence.ROUNDING,  # tables grow by doubling, and attention's sums are cut by them
             summary="a step that was seen before is one replayed CUDA graph",
-            device_bytes=memory.GRAPH_BYTES,
+            device_bytes=memory.CAPTURED * memory.GRAPH_BYTES,
         )
     ]
 

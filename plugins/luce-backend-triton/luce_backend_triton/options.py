@@ -22,9 +22,9 @@ class TritonOptions(BaseModel):
         "slower and needs no NVRTC; auto takes cuda where NVRTC is found.",
     )
     prompt_graphs: bool = Field(
-        False,
-        description="Chunks of a single prompt as CUDA graphs too, filled up to one of a few sizes. Off "
-        "until it was measured on a card.",
+        True,
+        description="Chunks of a single prompt as CUDA graphs too, filled up to one of a few sizes: the host "
+        "takes longer to launch a short one than the card to compute it.",
     )
     capability: str = Field(
         "",

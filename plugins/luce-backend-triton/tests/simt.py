@@ -25,7 +25,7 @@ REPLACED = {
     r"[](float x, float y, float z) { return x * y + z; }); }\n",
     r"(void mma8\(float \(&d\)\[4\], const float \(&c\)\[4\], u32 a0, u32 a1, u32 b\)) \{\n.*?\n\}": r"\1 "
     r"{ mma_of_warp(d, c, a0, a1, b); }",
-    r'asm volatile\("mov.b32 %0, (0x\w+);" : "=r"\((\w+)\)\);': r"\2 = \1;",
+    r'asm volatile\("mov.b32 %0, (0x\w+);" : "=r"\(([\w.]+)\)\);': r"\2 = \1;",
     r"(u32 mask_or\(u32 a, u32 b, u32 c\)) \{.*?\}[^\n]*\n": r"\1 { return (a & b) | c; }\n",
     r"(void floats\(u32 a, float& low, float& high\)) \{\n.*?\n\}": r"\1 { low = half_as_float(a); "
     r"high = half_as_float(a >> 16); }",

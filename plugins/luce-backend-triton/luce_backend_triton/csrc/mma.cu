@@ -2,9 +2,12 @@
 //
 // W lies in records of 16 rows × 256 columns (formats.py). A warp owns TILES row tiles and walks along columns; all
 // warps of a block are at the same columns. A stage of the ring in shared memory holds the next record of every warp
-// and the columns of x that go with it. Codes become exact halves by bit operations (a code in the mantissa of 1024,
-// less 1024 and the zero), mma.m16n8k16 multiplies them with x, and a group's scale is applied to its sum: nothing but
-// x is rounded. Minima are one more product, with Σ x of every group. The rows of W are the mma's M, those of x its N.
+// and the columns of x that go with it. Codes become exact halves by bit operations (a code in the mantissa of 1024 or
+// 64, less that and the zero), mma.m16n8k16 multiplies them with x, and a group's scale is applied to its sum: nothing
+// but x is rounded. Minima are one more product, with Σ x of every group. The rows of W are the mma's M, those of x its N.
+//
+// BIASED: 1024 and 64 stay in, and what they add, Σ of 1024 x and 64 x of every group, is taken off by one more product,
+// with these sums in two halves each. That is half the instructions of making codes ready.
 //
 // Lane (g = lane / 4, t = lane % 4) holds rows g and g + 8 of W and columns 4 t .. 4 t + 3 of each 16. x is given in
 // that order: every 32 as [t][half][4], so that a lane's eight are one load.
@@ -13,9 +16,14 @@
 
 #define COLS (X_ROWS / 8)
 #define STAGE_BYTES (WARPS * TILES * RECORD + X_ROWS * X_BYTES)
+#define AT_ONCE (TILES * COLS > 4 ? 2 : 4)  // parts of sums
 #define BIAS TWICE(0x6400 + (TABLE ? 128 : ZERO))  // 1024 + zero; there one step of a half is 1
-#define BIAS_64 TWICE(0xD400 + ZERO * 16)          // -(64 + zero); there it is 1/16
-#define SIXTEENTH TWICE(0x2C00)
+#define BIAS_64 TWICE(0x5400 + ZERO * 16)          // 64 + zero; there it is 1/16
+#ifndef BIASED
+#define BIASED (BITS == 4 && !TABLE && ZERO == 0 && HAS_ADD)
+#endif
+#define X_BIAS 528       // of every group the high halves of Σ first 16 + Σ last 16 / 16
+#define X_BIAS_LOW 548   // and the low ones
 
 // d = c + a · b
 __device__ __forceinline__ void mma8(float (&d)[4], const float (&c)[4], u32 a0, u32 a1, u32 b) {
@@ -103,9 +111,23 @@ __device__ __forceinline__ u32 row_adds(const u8* at, int row, int t) {
 #endif
 }
 
+// Scales of groups 2 t and 2 t + 1 of a row, as halves.
+__device__ __forceinline__ u32 row_two_scales(const u8* at, int row, int t) {
+#if SCALES == 1
+  return ((const u32*)at)[row * 4 + t];
+#elif SCALES == 2
+  u32 two = bytes01(((const u16*)(at + 64))[row * 8 + t]);
+  return mul2(sub2(two, TWICE(0x6400)), low2(((const u32*)at)[row]));
+#else
+  return 0;
+#endif
+}
+
+struct Magic { u32 even, odd; };  // 0x64006400 and 0x54005400
+
 // Eight codes as halves: weights 0-3 to w[0] and w[2], 4-7 to w[1] and w[3]. word, more: the codes (8 bits: two words);
-// high: the plane of high bits that has the fields of word a; magic: 0x64006400.
-__device__ __forceinline__ void halves(u32 (&w)[4], u32 word, u32 more, u32 high, int a, u32 magic) {
+// high: the plane of high bits that has the fields of word a.
+__device__ __forceinline__ void halves(u32 (&w)[4], u32 word, u32 more, u32 high, int a, Magic magic) {
 #if BITS == 8
   w[0] = bytes02(word), w[2] = bytes13(word), w[1] = bytes02(more), w[3] = bytes13(more);
 #elif TABLE
@@ -113,8 +135,8 @@ __device__ __forceinline__ void halves(u32 (&w)[4], u32 word, u32 more, u32 high
   w[0] = bytes02(word), w[2] = bytes13(word), w[1] = bytes02(more), w[3] = bytes13(more);
 #else
 #pragma unroll
-  for (int j = 0; j < 4; j++) {  // odd ones stay where they are, four bits up: 1024 + 16 · code
-    w[j] = mask_or(j & 2 ? word >> 8 : word, j & 1 ? 0x00f000f0 : 0x000f000f, magic);
+  for (int j = 0; j < 4; j++) {  // odd ones stay where they are, four bits up
+    w[j] = mask_or(j & 2 ? word >> 8 : word, j & 1 ? 0x00f000f0 : 0x000f000f, j & 1 ? magic.odd : magic.even);
 #if BITS > 4
     const int field = (BITS - 4) * (BITS == 5 ? 2 * a + (j & 1) : 2 * (a & 1) + (j & 1)) + (j & 2 ? 8 : 0), place = j & 1 ? 8 : 4;
     const u32 mask = (BITS == 5 ? 0x00010001u : 0x00030003u) << place;
@@ -122,14 +144,16 @@ __device__ __forceinline__ void halves(u32 (&w)[4], u32 word, u32 more, u32 high
 #endif
   }
 #endif
+#if !BIASED
 #pragma unroll
-  for (int j = 0; j < 4; j++) w[j] = BITS != 8 && !TABLE && j & 1 ? fma2(w[j], SIXTEENTH, BIAS_64) : sub2(w[j], BIAS);
+  for (int j = 0; j < 4; j++) w[j] = sub2(w[j], BITS != 8 && !TABLE && j & 1 ? BIAS_64 : BIAS);
+#endif
 }
 
-// One record of each tile. x: this lane's row of each block of 8, from its t on; sums: its Σ x of groups 2 t, 2 t + 1;
-// factor: of this lane's two columns of the product.
+// One record of each tile. x: this lane's row of each block of 8, from its t on; sums: its Σ x of groups 2 t, 2 t + 1,
+// with those for BIASED behind it; factor: of this lane's two columns of the product.
 __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u8* record, const u8* x, const u8* sums,
-                                         const u8* factor, int lane, u32 magic) {
+                                         const u8* factor, int lane, Magic magic) {
   const int g = lane >> 2;
   const float zero[4] = {0.f, 0.f, 0.f, 0.f};
   float acc[TILES][COLS][4];
@@ -141,12 +165,22 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
 #if HAS_ADD
     const u32 a0 = row_adds(at, g, lane & 3), a1 = row_adds(at, g + 8, lane & 3);
 #endif
+#if BIASED
+    const u32 s0 = row_two_scales(at, g, lane & 3), s1 = row_two_scales(at, g + 8, lane & 3);
+#endif
 #pragma unroll
     for (int n = 0; n < COLS; n++) {
 #if HAS_ADD
       mma8(acc[r][n], zero, a0, a1, *(const u32*)(sums + n * 8 * X_BYTES));
 #else
       acc[r][n][0] = acc[r][n][1] = acc[r][n][2] = acc[r][n][3] = 0.f;
+#endif
+#if BIASED
+      float bias[4];
+      const u8* of = sums + n * 8 * X_BYTES;
+      mma(bias, zero, s0, s1, s0, s1, *(const u32*)(of + X_BIAS - 512), *(const u32*)(of + X_BIAS_LOW - 512));
+#pragma unroll
+      for (int j = 0; j < 4; j++) acc[r][n][j] -= 1024.f * bias[j];
 #endif
     }
   }
@@ -247,22 +281,39 @@ __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS
 #pragma unroll
     for (int i = 0; i < TILES * COLS * 4; i++) (&total[0][0][0])[i] = 0.f;
 #pragma unroll 1
-    for (int part = 0; part < parts; part++, at += TILES * COLS * 128)
+    for (int part = 0; part < parts; part += AT_ONCE) {  // some parts' loads at once, added one after the other
+      float some[AT_ONCE][TILES * COLS * 4];
 #pragma unroll
-      for (int i = 0; i < TILES * COLS * 4; i++) (&total[0][0][0])[i] += __ldcg(at + i * 32);
+      for (int p = 0; p < AT_ONCE; p++)
+#pragma unroll
+        for (int i = 0; i < TILES * COLS * 4; i++)
+          some[p][i] = part + p < parts ? __ldcg(at + ((size_t)(part + p) * (TILES * COLS * 4) + i) * 32) : 0.f;
+#pragma unroll
+      for (int p = 0; p < AT_ONCE; p++)
+#pragma unroll
+        for (int i = 0; i < TILES * COLS * 4; i++) (&total[0][0][0])[i] += some[p][i];
+    }
   }
+  const int row = mine * TILES * 16 + (lane >> 2), col = first_row + 2 * (lane & 3);
+  float residual[TILES][COLS][4];
+#pragma unroll
+  for (int r = 0; r < TILES; r++)
+#pragma unroll
+    for (int i = 0; i < COLS; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) residual[r][i][j] = residual_of(out, row + 16 * r + (j & 2 ? 8 : 0), col + 8 * i + (j & 1));
 #pragma unroll
   for (int r = 0; r < TILES; r++)
 #pragma unroll
     for (int i = 0; i < COLS; i++)
 #pragma unroll
       for (int j = 0; j < 4; j++)
-        finish(out, total[r][i][j], (mine * TILES + r) * 16 + (lane >> 2) + (j & 2 ? 8 : 0), first_row + 8 * i + 2 * (lane & 3) + (j & 1));
+        finish_with(out, total[r][i][j], residual[r][i][j], row + 16 * r + (j & 2 ? 8 : 0), col + 8 * i + (j & 1));
 }
 
 // Grid: (workers, 1, blocks of X_ROWS rows of x). A worker is a thread block, an owner WARPS · TILES tiles.
-// x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, f16[8] Σ x of groups, and at X_FACTOR the
-// f32 that x is to be multiplied with; zero beyond W's columns. Rows of shared memory beyond x hold anything: what
+// x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, f16[8] Σ x of groups, f16[8] at X_BIAS and at
+// X_BIAS_LOW, and at X_FACTOR the f32 that x is to be multiplied with; zero beyond W's columns. Rows of shared memory beyond x hold anything: what
 // comes of them is dropped. Workers leave their part of an owner's sums, and the last to arrive adds them up, always in the
 // same order. sums: f32[z][owner][warp][parts_room][TILES · COLS · 128]; arrived: u32[z][owner][warp],
 // zero between launches.
@@ -276,12 +327,13 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, in
   if (blockIdx.x >= workers) return;
   const int begin = first_unit(blockIdx.x, workers, units), end = first_unit(blockIdx.x + 1, workers, units);
   let_next_start();
-  u32 magic;  // in a register, so that one instruction masks a code and sets it
-  asm volatile("mov.b32 %0, 0x64006400;" : "=r"(magic));
+  Magic magic;  // in registers, so that one instruction masks a code and sets it
+  asm volatile("mov.b32 %0, 0x64006400;" : "=r"(magic.even));
+  asm volatile("mov.b32 %0, 0x54005400;" : "=r"(magic.odd));
   float total[TILES][COLS][4] = {};
 
-  int owner = begin / blocks, block = begin % blocks;  // of the next copy
-  int left = end - begin;
+  int owner = begin / blocks, block = begin % blocks;  // of the next records
+  int block_of_x = block, left = end - begin, left_of_x = left;
   const u8* source[TILES];
   auto aim = [&]() {
 #pragma unroll
@@ -289,36 +341,42 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, in
       source[r] = records + ((size_t)min((owner * WARPS + warp) * TILES + r, tiles - 1) * blocks + block) * RECORD;
   };
   aim();
-  const int pieces = live * (X_BYTES / 16);
-  u8* to = shared;
-  auto fetch = [&](bool first) {
-    if (left > 0) {
+  auto fetch = [&](u8* to) {
+    if (left-- <= 0) return;
 #pragma unroll
-      for (int r = 0; r < TILES; r++) {
-        copy_record(to + (warp * TILES + r) * RECORD, source[r], lane);
-        source[r] += RECORD;
-      }
-      if (first) wait_for_previous();
-      const u8* rows = x + ((size_t)block * out.m + first_row) * X_BYTES;
+    for (int r = 0; r < TILES; r++) {
+      copy_record(to + (warp * TILES + r) * RECORD, source[r], lane);
+      source[r] += RECORD;
+    }
+    if (++block == blocks) block = 0, owner++, aim();
+  };
+  const int pieces = live * (X_BYTES / 16);
+  auto fetch_x = [&](u8* to) {
+    if (left_of_x-- > 0) {
+      const u8* rows = x + ((size_t)block_of_x * out.m + first_row) * X_BYTES;
 #pragma unroll
       for (int i = 0; i < X_ROWS * (X_BYTES / 16); i += 32 * WARPS) {
         const int piece = i + threadIdx.x;
         if (piece < pieces) copy16(to + WARPS * TILES * RECORD + piece * 16, rows + piece * 16);
       }
-      if (++block == blocks) block = 0, owner++, aim();
+      if (++block_of_x == blocks) block_of_x = 0;
     }
     commit();
-    left--;
-    to = to == shared + (STAGES - 1) * STAGE_BYTES ? shared : to + STAGE_BYTES;
   };
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) fetch(i == 0);
+  for (int i = 0; i < STAGES - 1; i++) fetch(shared + i * STAGE_BYTES);
+  wait_for_previous();
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) fetch_x(shared + i * STAGE_BYTES);
+  u8* to = shared + (STAGES - 1) * STAGE_BYTES;
   const u8* stage = shared;
   int at = begin % blocks, who = begin / blocks;
   for (int i = begin; i < end; i++) {
     wait();
     __syncthreads();
-    fetch(false);
+    fetch(to);
+    fetch_x(to);
+    to = to == shared + (STAGES - 1) * STAGE_BYTES ? shared : to + STAGE_BYTES;
     const u8* slab = stage + WARPS * TILES * RECORD;
     multiply(total, stage + warp * TILES * RECORD, slab + g * X_BYTES + t * 16, slab + g * X_BYTES + 512 + t * 4,
              slab + 2 * t * X_BYTES + X_FACTOR, lane, magic);
