@@ -88,7 +88,7 @@ class _Out(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("scale", "bias", "residual", "y", "sums", "arrived")),
-        *((name, ctypes.c_int) for name in ("m", "n", "ldr", "ldy")),
+        *((name, ctypes.c_int) for name in ("m", "n", "ldr", "ldy", "beside")),
     )
 
 
@@ -197,9 +197,24 @@ class Workspace:
 
 
 @cache
-def workspace(device: torch.device) -> Workspace:
-    """The one workspace of a device: launches on one stream share it."""
+def workspace(device: torch.device, place: int = 0) -> Workspace:
+    """Launches on one stream share it, but for products beside each other: place 0, 1 .. among those."""
     return Workspace(device)
+
+
+@frozen
+class Beside:
+    """A product among those of one x that are launched one after the other (csrc/common.cuh)."""
+
+    place: int = 0
+    is_last: bool = True
+
+    @property
+    def bits(self) -> int:
+        return (0 if self.is_last else 1) | (2 if self.place else 0)
+
+
+ALONE = Beside()
 
 
 def launch(
@@ -214,10 +229,11 @@ def launch(
     scale: Tensor | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    beside: Beside = ALONE,
 ) -> None:
     """y f32[m, rows] (any row stride) = x Wᵀ · scale + bias + residual, by `grid` thread blocks.
 
-    x: as `prepare` makes it.
+    x: as `prepare` makes it. beside: not alone where the launch before or behind is another product of x.
     """
     blocks, m, _ = x.shape
     tiles, device = records.shape[0], records.device
@@ -229,10 +245,11 @@ def launch(
         owners = shape.owners(tiles)
         room = min(-(-grid // owners) + 1, blocks)
         counters = passes * owners * shape.warps
-        sums, arrived = workspace(device).take(counters * room * shape.tiles * 16 * shape.x_rows, counters)
+        count = counters * room * shape.tiles * 16 * shape.x_rows
+        sums, arrived = workspace(device, beside.place).take(count, counters)
     given = (None if extra is None else extra.data_ptr() for extra in (scale, bias, residual))
     ldr = 0 if residual is None else residual.stride(0)
-    out = _Out(*given, y.data_ptr(), sums, arrived, m, rows, ldr, y.stride(0))
+    out = _Out(*given, y.data_ptr(), sums, arrived, m, rows, ldr, y.stride(0), beside.bits)
     args = [POINTER(records.data_ptr()), POINTER(x.data_ptr()), out, INT(tiles), INT(blocks), INT(room)]
     stream = torch.cuda.current_stream(device).cuda_stream
     kernel(device.index or 0, name, shape).launch(

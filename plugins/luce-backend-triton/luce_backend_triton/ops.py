@@ -12,6 +12,7 @@ from torch import Tensor
 
 from luce_backend_triton import measure, product
 from luce_backend_triton.few_floats import Behind
+from luce_backend_triton.few_rows import ALONE, Beside
 from luce_backend_triton.matrix import Dense, Group, Matrix, pack_matrix, pack_members
 from luce_backend_triton.product import ACTS, Rows
 from luce_core.contracts import Clamp, Linear, LinearGroup, Norm, RawLinear
@@ -54,9 +55,11 @@ class Layer:
     def _one(self, ops: Any, rows: Rows, w: Linear, residual: Tensor | None = None) -> Tensor:
         return self._product(ops, rows, w.packed, Behind(w.scale, w.bias, residual))
 
-    def _product(self, ops: Any, rows: Rows, packed: Matrix | Dense, behind: Behind) -> Tensor:
+    def _product(
+        self, ops: Any, rows: Rows, packed: Matrix | Dense, behind: Behind, beside: Beside = ALONE
+    ) -> Tensor:
         if isinstance(packed, Matrix):
-            return product.product(packed, rows, self.cuda, behind)
+            return product.product(packed, rows, self.cuda, behind, beside)
         if self.cuda:
             y = product.on_floats(packed, rows, behind)
             if y is not None:
@@ -73,8 +76,9 @@ class Layer:
         if not isinstance(group.packed, Group):
             return tuple(self._one(ops, rows, member) for member in group.members)
         found: list[Tensor] = []
-        for part in group.packed.parts:
-            y = self._product(ops, rows, part.matrix, Behind(bias=part.bias))
+        places = product.beside([part.matrix for part in group.packed.parts], rows, self.cuda)
+        for part, place in zip(group.packed.parts, places, strict=True):
+            y = self._product(ops, rows, part.matrix, Behind(bias=part.bias), place)
             found += y.split([member.out_features for member in part.members], 1)
         return tuple(found)
 

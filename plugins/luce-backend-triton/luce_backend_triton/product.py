@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from luce_backend_triton import capability, few_floats, few_rows, kernels, shapes
 from luce_backend_triton.few_floats import Behind, Given
-from luce_backend_triton.few_rows import X_BYTES, Kind
+from luce_backend_triton.few_rows import ALONE, X_BYTES, Beside, Kind, Shape
 from luce_backend_triton.formats import RECORD_COLS, blocks_of
 from luce_backend_triton.matrix import Dense, Matrix
 from luce_backend_triton.memory import SCRATCH_BYTES
@@ -107,22 +108,45 @@ class Rows:
         return self._dense[dtype, align]
 
 
-def product(matrix: Matrix, rows: Rows, cuda: bool, behind: Behind = NOTHING) -> Tensor:
+def _few(matrix: Matrix, m: int, cuda: bool) -> tuple[Shape, int] | None:
+    """The kernel of CUDA C++ for m rows of x, and its thread blocks."""
+    device = matrix.records.device
+    room = shapes.room_of(device.index or 0) if cuda and device.type == "cuda" else None
+    if room is None or m > room.most_rows:
+        return None
+    return shapes.choose(matrix.fmt, m, matrix.records.shape[0], matrix.blocks, room)
+
+
+def beside(matrices: Sequence[Matrix | Dense], rows: Rows, cuda: bool) -> list[Beside]:
+    """How the products of one x lie beside each other, when launched in this order."""
+    m, kinds = rows.x.shape[0], []
+    for matrix in matrices:
+        found = _few(matrix, m, cuda) if isinstance(matrix, Matrix) else None
+        kinds.append(None if found is None else found[0].kind)
+    found_places: list[Beside] = []
+    for at, kind in enumerate(kinds):
+        follows = at > 0 and kind is not None and kinds[at - 1] == kind
+        place = found_places[-1].place + 1 if follows else 0
+        found_places.append(Beside(place, kind is None or kind != (*kinds, None)[at + 1]))
+    return found_places
+
+
+def product(
+    matrix: Matrix, rows: Rows, cuda: bool, behind: Behind = NOTHING, beside: Beside = ALONE
+) -> Tensor:
     """-> f32[m, matrix.rows] = rows Wᵀ · scale + bias + residual. cuda: CUDA C++ may be used."""
     m = rows.x.shape[0]
     device = matrix.records.device
     scale, bias, residual = behind.scale, behind.bias, behind.residual
-    room = shapes.room_of(device.index or 0) if cuda and device.type == "cuda" else None
-    if room is not None and m <= room.most_rows:
-        found = shapes.choose(matrix.fmt, m, matrix.records.shape[0], matrix.blocks, room)
-        if found is not None:
-            shape, grid = found
-            y = torch.empty(m, matrix.rows, device=device)
-            few_rows.launch(
-                matrix.format, matrix.records, matrix.rows, rows.few(shape.kind), y, shape, grid,
-                scale=scale, bias=bias, residual=residual,
-            )  # fmt: skip
-            return y
+    found = _few(matrix, m, cuda)
+    if found is not None:
+        shape, grid = found
+        y = torch.empty(m, matrix.rows, device=device)
+        few_rows.launch(
+            matrix.format, matrix.records, matrix.rows, rows.few(shape.kind), y, shape, grid,
+            scale=scale, bias=bias, residual=residual, beside=beside,
+        )  # fmt: skip
+        return y
     if m <= PORTABLE_LIMIT:
         most = PORTABLE_TILE if capability.on(device).matrix else PORTABLE_SMALL
         return portable(matrix, rows, behind, max(16, min(most, triton.next_power_of_2(m))))

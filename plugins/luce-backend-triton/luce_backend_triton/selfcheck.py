@@ -80,12 +80,16 @@ check_cuda, check_portable = partial(check, ops.CUDA), partial(check, ops.PORTAB
 def products(
     layer: ops.Layer, device: str, names: Iterable[str], rows: Iterable[int]
 ) -> Iterator[KernelCheck]:
-    """A normed group with bias, and a product with residual, of every format; the worst of both."""
+    """A normed group with bias, its last member in another format, and a product with residual, of every
+    format; the worst of them.
+    """
     names_of = ("pack_linear", "pack_group", "linear", "table_rows", "norm_linear", "linear_out")
     namespace = build_ops({name: getattr(layer, name) for name in names_of})
     width = 768
     for name in names:
-        pairs = [matrix(namespace, name, out, width, device) for out in (176, 40)]
+        other = "Q8_0" if name != "Q8_0" else "Q4_K"
+        kinds = ((name, 176), (name, 40), (other, 56))
+        pairs = [matrix(namespace, kind, out, width, device) for kind, out in kinds]
         group = LinearGroup(tuple(w for w, _ in pairs), namespace.pack_group(tuple(w for w, _ in pairs)))
         norm = Norm(torch.rand(width, device=device) + 0.5, 1e-6)
         for count in rows:

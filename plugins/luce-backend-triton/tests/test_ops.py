@@ -7,6 +7,7 @@ import pytest
 import torch
 from luce_backend_triton import few_rows, ops, product
 from luce_backend_triton.formats import FORMATS
+from luce_backend_triton.matrix import Dense, Matrix
 from luce_backend_triton.product import Rows
 
 from luce_core.contracts import Clamp, Linear, LinearGroup, Norm, RawLinear
@@ -238,3 +239,21 @@ def test_slices_of_dense_weights_do_not_show(device, blocks, dequantized, monkey
     monkeypatch.setattr(product, "SCRATCH_BYTES", 1)
     x = rand(device, 70, 64)
     close(ops.PORTABLE.linear(None, x, mine), x.double() @ theirs.packed.double().T)
+
+
+def test_products_of_one_kernel_in_a_row_lie_beside_each_other(monkeypatch):
+    """Only those with the same making ready of x, so that no other launch comes between."""
+    kinds = {"A": "gemv", "B": "gemv", "C": "mma", "D": None}
+    shaped = {kind: kind and (few_rows.Shape(kind, 8, 1, 4, 2), 1) for kind in ("gemv", "mma", None)}
+    monkeypatch.setattr(product, "_few", lambda one, m, cuda: shaped[kinds[one.name]])
+
+    def bits(names):
+        empty = torch.empty(1, 1, 1)
+        given = [Dense(empty) if name == "F" else Matrix(name, "Q4_K", 16, 256, empty) for name in names]
+        return [(one.place, one.bits) for one in product.beside(given, Rows(torch.zeros(1, 256)), cuda=True)]
+
+    assert bits("A") == [(0, 0)]
+    assert bits("ABA") == [(0, 1), (1, 3), (2, 2)]
+    assert bits("ABCA") == [(0, 1), (1, 2), (0, 0), (0, 0)]
+    assert bits("ADB") == [(0, 0)] * 3
+    assert bits("AFB") == [(0, 0)] * 3

@@ -18,7 +18,7 @@ struct Out {  // y f32[m][ldy] = sum · scale + bias + residual
   const float *scale, *bias, *residual;
   float *y, *sums;  // sums, arrived: mma.cu
   u32* arrived;
-  int m, n, ldr, ldy;
+  int m, n, ldr, ldy, beside;
 };
 
 // --- pairs of halves in a word
@@ -82,6 +82,16 @@ __device__ __forceinline__ void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+// Products of one x that are launched one after the other, `beside` in Out: bit 0, another follows; bit 1, another was
+// launched before. The first lets the next begin when x is there, so that the next need not wait for the first before it
+// multiplies, only before it ends: what comes behind waits for the last alone.
+__device__ __forceinline__ void begin_beside(int beside) { if (!(beside & 1)) let_next_start(); }
+__device__ __forceinline__ void wait_for_x(int beside) {
+  if (!(beside & 2)) wait_for_previous();
+  if (beside & 1) let_next_start();
+}
+__device__ __forceinline__ void end_beside(int beside) { if (beside & 2) wait_for_previous(); }
 
 // --- the input of a product
 

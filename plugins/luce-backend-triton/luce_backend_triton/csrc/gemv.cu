@@ -200,7 +200,7 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
   extern __shared__ __align__(16) u8 shared[];
   const int grid = min(gridDim.x, tiles);
   if (blockIdx.x >= grid) return;
-  let_next_start();
+  begin_beside(out.beside);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int first_row = blockIdx.z * X_ROWS, live = min(out.m - first_row, X_ROWS);
   const int tile0 = first_unit(blockIdx.x, grid, tiles), num_tiles = first_unit(blockIdx.x + 1, grid, tiles) - tile0;
@@ -220,7 +220,7 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
   };
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) fetch();
-  wait_for_previous();
+  wait_for_x(out.beside);
   for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
     const int block = i / (live * (X_BYTES / 16)), piece = i % (live * (X_BYTES / 16));
     copy16(shared + block * X_ROWS * X_BYTES + piece * 16, x + ((size_t)block * out.m + first_row) * X_BYTES + piece * 16);
@@ -269,4 +269,5 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
     if (i == threadIdx.x) finish_with(out, v, residual, (tile0 + tile) * 16 + row, first_row + n);
     else finish(out, v, (tile0 + tile) * 16 + row, first_row + n);
   }
+  end_beside(out.beside);
 }

@@ -326,7 +326,7 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, in
   const int workers = min(gridDim.x, units);
   if (blockIdx.x >= workers) return;
   const int begin = first_unit(blockIdx.x, workers, units), end = first_unit(blockIdx.x + 1, workers, units);
-  let_next_start();
+  begin_beside(out.beside);
   Magic magic;  // in registers, so that one instruction masks a code and sets it
   asm volatile("mov.b32 %0, 0x64006400;" : "=r"(magic.even));
   asm volatile("mov.b32 %0, 0x54005400;" : "=r"(magic.odd));
@@ -365,7 +365,7 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, in
   };
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) fetch(shared + i * STAGE_BYTES);
-  wait_for_previous();
+  wait_for_x(out.beside);
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) fetch_x(shared + i * STAGE_BYTES);
   u8* to = shared + (STAGES - 1) * STAGE_BYTES;
@@ -388,4 +388,5 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, in
       for (int j = 0; j < TILES * COLS * 4; j++) (&total[0][0][0])[j] = 0.f;
     }
   }
+  end_beside(out.beside);
 }

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from luce_backend_triton import ops as plain
 from luce_backend_triton.few_floats import Behind
+from luce_backend_triton.few_rows import ALONE, Beside
 from luce_backend_triton.invariant.products import multiply
 from luce_backend_triton.matrix import Dense, Matrix
 from luce_backend_triton.product import Rows
@@ -20,7 +21,10 @@ from luce_core.contracts import Norm
 class Layer(plain.Layer):
     """The ops of one layer. cuda: packed weights are multiplied by CUDA C++."""
 
-    def _product(self, ops: Any, rows: Rows, packed: Matrix | Dense, behind: Behind) -> Tensor:
+    def _product(
+        self, ops: Any, rows: Rows, packed: Matrix | Dense, behind: Behind, beside: Beside = ALONE
+    ) -> Tensor:
+        """Every product is launched alone."""
         return multiply(packed, rows, self.cuda, behind)
 
     def rms(self, ops: Any, x: Tensor, norm: Norm) -> Tensor:
