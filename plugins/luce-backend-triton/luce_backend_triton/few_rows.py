@@ -41,6 +41,8 @@ class Shape:
     """Row tiles of a warp; 1 for gemv."""
     warps: int
     stages: int
+    resident: int = 1
+    """Thread blocks a multiprocessor is to hold, in registers."""
 
     def ring_bytes(self, fmt: RecordFormat) -> int:
         """Records on their way, of one thread block."""
@@ -75,6 +77,7 @@ def defines(fmt: RecordFormat, shape: Shape) -> dict[str, int]:
         "TILES": shape.tiles,
         "WARPS": shape.warps,
         "STAGES": shape.stages,
+        "RESIDENT": shape.resident,
     }
 
 

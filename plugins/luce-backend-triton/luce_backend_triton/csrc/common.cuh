@@ -1,6 +1,6 @@
 // What both kernels share; compiled in front of each, with these defined: BITS 4, 5, 6, 8; TABLE 0, 1 (IQ4),
 // 2 (FP4); ZERO; SCALES (place in formats.SCALE_KINDS); RECORD bytes; CODES bytes of them; X_ROWS (of x at a time);
-// TILES (row tiles of a warp); WARPS (of a block); STAGES (of the ring).
+// TILES (row tiles of a warp); WARPS (of a block); STAGES (of the ring); RESIDENT (blocks of a multiprocessor).
 
 typedef unsigned int u32;
 typedef unsigned short u16;

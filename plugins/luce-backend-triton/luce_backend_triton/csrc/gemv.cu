@@ -195,7 +195,7 @@ __device__ __forceinline__ void multiply(float (&total)[2][X_ROWS], const u8* re
 // A thread block takes whole tiles: sums that meet through memory would cost more than an uneven share. Its warps share
 // their units evenly, and sums meet in shared memory: x, rings, then f32[WARPS][room][X_ROWS][16], by warp and its
 // how-manieth tile.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
 gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
   const int grid = min(gridDim.x, tiles);

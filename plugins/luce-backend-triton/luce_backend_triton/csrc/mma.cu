@@ -317,7 +317,7 @@ __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS
 // comes of them is dropped. Workers leave their part of an owner's sums, and the last to arrive adds them up, always in the
 // same order. sums: f32[z][owner][warp][parts_room][TILES · COLS · 128]; arrived: u32[z][owner][warp],
 // zero between launches.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
 mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tiles, int blocks, int parts_room) {
   extern __shared__ __align__(16) u8 shared[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
