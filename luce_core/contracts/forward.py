@@ -35,7 +35,7 @@ class ForwardBatch:
     prefill: writes through: pages at `index`, slots in place; never samples.
     held: `sure` decided rows per sequence, then candidate nodes. Committed state stays as it is: page
     entries of row j of a sequence are written at `length + j` (garbage until committed), slots leave a log.
-    `commit` applies accepted rows.
+    `commit` applies accepted rows. As many rows as sequences: one of each.
     """
 
     phase: Literal["held", "prefill"]

@@ -1,4 +1,4 @@
-"""Op `attention` on pages of keys and values: two or three launches, none of which waits for the host.
+"""Op `attention` on pages of keys and values: one to three launches, none of which waits for the host.
 
 What the kernels do not read (one field of keys or values alone, latents, compressed entries) goes to the
 reference.
@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from luce_backend_triton import attention_kernels as kernels
-from luce_backend_triton import capability, product, shapes
+from luce_backend_triton import capability, product, row_kernels, shapes
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import AttentionSpec, CodedField, ForwardBatch, Region, RopeSpec
 from luce_core.contracts.staged import takes_padding
@@ -27,7 +27,11 @@ FEW, FEW_PROGRAMS, MANY_PROGRAMS = 32, 4, 1
 """Programs a launch should have for each multiprocessor, where the text is long enough to split: for tiles of
 at most FEW rows · heads, and for others, whose partial sums are larger.
 """
-TILES = ((128, 64), (128, 32), (64, 64), (64, 32), (64, 16), (32, 16))
+ALONE = 256
+"""Places that one program of at most FEW rows · heads takes in turn, rather than another launch its parts."""
+ONE = 32 * 256
+"""Most rows · heads · width of a program that makes its row ready itself."""
+TILES = ((128, 64), (128, 32), (64, 64), (64, 32), (64, 16))
 """Rows · heads and places of a tile of a long chunk, best first where they fit."""
 JOINED, JOIN_COLS = 64, 64
 """Splits and columns of values one program of `join` reads at a time."""
@@ -50,6 +54,12 @@ class Cut:
     places: int
     warps: int
     stages: int
+    splits: int = 1
+    """Parts of the places."""
+
+    def tiles(self, rows: int, seqs: int) -> int:
+        """At most so many hold all rows."""
+        return -(-rows // self.rows) if seqs == 1 else rows // self.rows + seqs
 
 
 @frozen
@@ -85,19 +95,42 @@ def overlaps(device: torch.device) -> bool:
 
 
 @cache
-def cut(rows: int, seqs: int, group: int, width: int, num_bytes: int, room: Room) -> Cut:
-    """For `rows` rows of `seqs` sequences. width: of K and V, rounded up; num_bytes: of one number."""
+def cut(
+    rows: int, seqs: int, places: int, heads: int, kv_heads: int, width: int, num_bytes: int, room: Room
+) -> Cut:
+    """For `rows` rows of `seqs` sequences, each with at most so many places. width: of K and V, rounded up;
+    num_bytes: of one number.
+
+    Large tiles read pages seldom, small ones make programs: the largest of which there are enough.
+    """
+    for shape in _tiles(rows, seqs, heads // kv_heads, width, num_bytes, room):
+        programs = shape.tiles(rows, seqs) * kv_heads
+        per = FEW_PROGRAMS if shape.m <= FEW else MANY_PROGRAMS
+        splits = splits_of(programs, places, shape.places, room.multiprocessors * per)
+        if shape.m <= FEW and places <= ALONE:
+            splits = 1
+        made = evolve(shape, splits=splits)
+        if programs * splits >= room.multiprocessors // 2:
+            break
+    return made
+
+
+def _tiles(rows: int, seqs: int, group: int, width: int, num_bytes: int, room: Room) -> list[Cut]:
+    """What a program has room for, the largest first."""
     wanted = max(16, triton.next_power_of_2(-(-rows // max(1, seqs)) * group))
     line, least = width * num_bytes, triton.next_power_of_2(group)
-    if wanted <= 32 or not room.matrix:
-        m = max(least, min(wanted, 32 if room.matrix else 16))
-        places = 64 if line <= 128 else 32 if line <= 1024 and room.matrix else 16
-        return Cut(max(1, m // group), m, places, 4, 3 if line <= 512 else 2)
-    for most, places in TILES:
+    found: dict[int, Cut] = {}
+    for most, places in TILES if room.matrix else ():
         m = max(least, min(most, wanted))
-        if m * width <= 128 * 256 and line * (m + 4 * places) + SPARE_BYTES <= room.shared_bytes:
-            break
-    return Cut(max(1, m // group), m, places, 8 if m * width >= 64 * 128 else 4, 2)
+        fits = m * width <= 128 * 256 and line * (m + 4 * places) + SPARE_BYTES <= room.shared_bytes
+        if m > FEW and m not in found and fits:
+            found[m] = Cut(max(1, m // group), m, places, 8 if m * width >= 64 * 128 else 4, 2)
+    for most in (FEW, 16) if room.matrix else (16,):
+        m = max(least, min(most, wanted))
+        if m not in found:
+            places = 64 if line <= 128 else 32 if line <= 1024 and room.matrix else 16
+            found[m] = Cut(max(1, m // group), m, places, 4 if m <= FEW else 8, 3 if line <= 512 else 2)
+    return list(found.values())
 
 
 def splits_of(programs: int, places: int, each: int, wanted: int) -> int:
@@ -181,8 +214,11 @@ def attention(
     if not reads(region, extra, spec):
         return reference.attention(ops, b, q, k, v, region, spec, gate, extra)
     check_given(k, v, region, spec, gate)
-    query = make_rows(b, q, k, v, region, spec)
-    return _attend(b, query, region, spec, gate)
+    if b.phase == "held" and q.shape[0] == b.slot.shape[0]:  # one row each: a held sequence has one at least
+        made = _one_each(b, q, k, v, region, spec, gate)
+        if made is not None:
+            return made
+    return _attend(b, make_rows(b, q, k, v, region, spec), region, spec, gate)
 
 
 def check_given(
@@ -232,6 +268,35 @@ def _rope_arguments(
     return axis, rope.inv_freq, rope.magnitude, constants
 
 
+def _row_arguments(
+    b: ForwardBatch, q: Tensor, k: Tensor | None, v: Tensor | None, region: Region, spec: AttentionSpec
+) -> dict[str, Any]:
+    """What the kernels that make rows ready are told by name."""
+    heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
+    q, row_apart, head_apart = by_head(q, dim)
+    write = k is not None and v is not None
+    key, value = (flat(k), flat(v)) if k is not None and v is not None else (q, q)
+    axis, frequency, magnitude, turning = _rope_arguments(spec.rope, dim, q)
+    norms = {"q": spec.q_norm, "k": spec.k_norm, "v": spec.v_norm}
+    told: dict[str, Any] = {"q": q, "k": key, "v": value, "ldq": row_apart, "hdq": head_apart}
+    for name, norm in norms.items():
+        told[f"{name}_weight"] = q if norm is None else norm.weight
+        told[f"{name}_eps"] = 0.0 if norm is None else norm.eps
+        told[f"{name.upper()}_NORM"] = norm is not None
+    table, overlap = b.table[region.group], overlaps(q.device)
+    scales_k, scales_v, codings = codings_of(region)
+    return {
+        **told, **turning, **codings, "ldk": key.stride(0), "ldv": value.stride(0), "axis": axis,
+        "frequency": frequency, "magnitude": magnitude, "pages_k": region.fields["k"],
+        "pages_v": region.fields["v"], "scales_k": scales_k, "scales_v": scales_v, "position": b.position,
+        "axis_stride": b.position.stride(0), "row_stride": b.position.stride(1), "index": b.index,
+        "length": b.length, "parent": b.parent, "block": table.block, "first": table.first,
+        "count": table.count, "table_stride": table.block.stride(0), "H": heads, "HK": kv_heads, "D": dim,
+        "DV": spec.value_dim, "BLOCK": region.block_entries, "WRITE": write, "OVERLAP": overlap,
+        "launch_pdl": overlap,
+    }  # fmt: skip
+
+
 def make_rows(
     b: ForwardBatch, q: Tensor, k: Tensor | None, v: Tensor | None, region: Region, spec: AttentionSpec,
     heads_each: int | None = None,
@@ -241,35 +306,99 @@ def make_rows(
     heads_each: heads of a program; None: more where there are many rows.
     """
     rows, heads, kv_heads, dim = q.shape[0], spec.heads, spec.kv_heads, spec.head_dim
-    q, *apart = by_head(q, dim)
-    pages_k, pages_v = region.fields["k"], region.fields["v"]
     query = torch.empty(rows, heads, dim, dtype=_compute_type(region), device=q.device)
     if rows == 0:
         return query
-    write = k is not None and v is not None
-    key, value = (flat(k), flat(v)) if k is not None and v is not None else (q, q)
-    table = b.table[region.group]
-    axis, frequency, magnitude, turning = _rope_arguments(spec.rope, dim, q)
-    norms = (spec.q_norm, spec.k_norm, spec.v_norm)
-    weights = [q if norm is None else norm.weight for norm in norms]
-    eps = [0.0 if norm is None else norm.eps for norm in norms]
-    scales_k, scales_v, codings = codings_of(region)
-    per, overlap = heads_each, overlaps(q.device)
+    per = heads_each
     if per is None:
         per = 8 if INTERPRETED or rows * heads >= 1024 else 1
-    groups = -(-heads // per) + (2 * -(-kv_heads // per) if write else 0)
-    width = max(dim, spec.value_dim)
-    kernels.make_rows[(rows, groups)](
-        q, key, value, query, pages_k, pages_v, scales_k, scales_v, *weights, b.position, axis, frequency,
-        b.seq, b.index, b.query_start, b.length, b.parent, table.block, table.first, table.count,
-        b.slot.shape[0], *apart, key.stride(0), value.stride(0), b.position.stride(0),
-        b.position.stride(1), table.block.stride(0), *eps, magnitude,
-        H=heads, HK=kv_heads, D=dim, DV=spec.value_dim, DP=triton.next_power_of_2(width), HB=per,
-        BLOCK=region.block_entries, HELD=b.phase == "held", WRITE=write, Q_NORM=norms[0] is not None,
-        K_NORM=norms[1] is not None, V_NORM=norms[2] is not None, **turning, **codings,
-        num_warps=4 if per > 1 else 1, OVERLAP=overlap, launch_pdl=overlap,
+    given = _row_arguments(b, q, k, v, region, spec)
+    groups = -(-heads // per) + (2 * -(-kv_heads // per) if given["WRITE"] else 0)
+    row_kernels.make_rows[(rows, groups)](
+        turned_q=query, seq=b.seq, query_start=b.query_start, num_seqs=b.slot.shape[0],
+        DP=triton.next_power_of_2(max(dim, spec.value_dim)), HB=per, HELD=b.phase == "held",
+        num_warps=4 if per > 1 else 1, **given,
     )  # fmt: skip
     return query
+
+
+def _widths(spec: AttentionSpec) -> tuple[int, int]:
+    """Of tiles of keys and of values."""
+    return max(16, triton.next_power_of_2(spec.head_dim)), max(16, triton.next_power_of_2(spec.value_dim))
+
+
+def _shape(b: ForwardBatch, rows: int, region: Region, spec: AttentionSpec, room: Room) -> Cut:
+    """How a launch over these rows is cut."""
+    seqs, places = b.slot.shape[0], b.table[region.group].block.shape[1] * region.block_entries
+    if spec.window is not None:
+        places = min(places, spec.window + region.block_entries + (rows if seqs == 1 else 0))
+    num_bytes = _compute_type(region).itemsize
+    return cut(rows, seqs, places, spec.heads, spec.kv_heads, max(_widths(spec)), num_bytes, room)
+
+
+@frozen
+class Ends:
+    """Where sums go, and what is done to them last."""
+
+    told: dict[str, Any]
+    """By name, to `attend`, `attend_one` and `join`."""
+    out: Tensor
+    """f32[T, H·Dv]."""
+    splits: int
+
+    def join(self, rows: int, spec: AttentionSpec, turned_back: int, overlap: bool) -> Tensor:
+        """-> `out`, after the launch that made it or the sums of its splits."""
+        if self.splits > 1:
+            step = min(JOINED, triton.next_power_of_2(self.splits))
+            part = max(min(_widths(spec)[1], JOIN_COLS), turned_back)
+            kernels.join[(rows, spec.heads, -(-spec.value_dim // part))](
+                **self.told, STEP=step, DVB=part, VT=turned_back, OVERLAP=overlap, H=spec.heads,
+                DV=spec.value_dim, num_warps=4, launch_pdl=overlap,
+            )  # fmt: skip
+        return self.out
+
+
+def _ends(b: ForwardBatch, rows: int, spec: AttentionSpec, gate: Tensor | None, splits: int) -> Ends:
+    device = b.index.device
+    made = torch.zeros if b.padded else torch.empty
+    out = made(rows, spec.heads * spec.value_dim, device=device)
+    parts = peaks = out
+    if splits > 1:
+        parts = made(splits, rows, spec.heads, spec.value_dim, device=device)
+        peaks = made(splits, rows, spec.heads, 2, device=device)
+    given, row_apart, head_apart = gate_of(gate, spec, out)
+    told = {
+        "out": out, "parts": parts, "peaks": peaks, "gate": given, "ldg": row_apart, "hdg": head_apart,
+        "sinks": out if spec.sinks is None else spec.sinks, "SINKS": spec.sinks is not None,
+        "GATE": GATES[spec.gate], "PER_HEAD": spec.gate_per_head, "num_rows": rows, "splits": splits,
+    }  # fmt: skip
+    return Ends(told, out, splits)
+
+
+def _scores(spec: AttentionSpec) -> dict[str, Any]:
+    """How scores are made, by name."""
+    return {
+        "scale": spec.scale * LOG2E, "cap": spec.softcap * LOG2E, "window": spec.window or 0,
+        "WINDOW": spec.window is not None, "CAP": spec.softcap != 0.0,
+    }  # fmt: skip
+
+
+def _one_each(
+    b: ForwardBatch, q: Tensor, k: Tensor | None, v: Tensor | None, region: Region, spec: AttentionSpec,
+    gate: Tensor | None,
+) -> Tensor | None:  # fmt: skip
+    """In one launch, and `join` where the text is split; None where a program would be too large."""
+    rows, wide = b.slot.shape[0], _widths(spec)
+    shape = _shape(b, rows, region, spec, room_of(q.device))
+    if shape.m > FEW or shape.m * max(wide) > ONE:
+        return None
+    ends = _ends(b, rows, spec, gate, shape.splits)
+    given = _row_arguments(b, q, k, v, region, spec)
+    kernels.attend_one[(rows, spec.kv_heads, shape.splits)](
+        **given, **ends.told, **_scores(spec), DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
+        SPLIT=shape.splits > 1, num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+    return ends.join(rows, spec, given["VT"], given["OVERLAP"])
 
 
 def _attend(
@@ -277,54 +406,24 @@ def _attend(
 ) -> Tensor:
     """query [T, H, D] -> f32[T, H·Dv], gated."""
     rows, seqs = query.shape[0], b.slot.shape[0]
-    heads, kv_heads, value_dim = spec.heads, spec.kv_heads, spec.value_dim
-    made = torch.zeros if b.padded else torch.empty
-    out = made(rows, heads * value_dim, device=query.device)
     if rows == 0:
-        return out
-    pages_k, pages_v = region.fields["k"], region.fields["v"]
-    table, block = b.table[region.group], region.block_entries
-    wide = max(16, triton.next_power_of_2(spec.head_dim)), max(16, triton.next_power_of_2(value_dim))
-    room, overlap = room_of(query.device), overlaps(query.device)
-    shape = cut(rows, seqs, heads // kv_heads, max(wide), query.element_size(), room)
+        return _ends(b, rows, spec, gate, 1).out
+    shape, wide = _shape(b, rows, region, spec, room_of(query.device)), _widths(spec)
+    ends, overlap = _ends(b, rows, spec, gate, shape.splits), overlaps(query.device)
     scales_k, scales_v, codings = codings_of(region)
-    tiles = -(-rows // shape.rows) if seqs == 1 else rows // shape.rows + seqs
-    places = table.block.shape[1] * block
-    if spec.window is not None:
-        places = min(places, spec.window + block + (rows if seqs == 1 else 0))
-    per = FEW_PROGRAMS if shape.m <= FEW else MANY_PROGRAMS
-    splits = splits_of(tiles * kv_heads, places, shape.places, room.multiprocessors * per)
-    parts = peaks = out
-    if splits > 1:
-        parts = made(splits, rows, heads, value_dim, device=query.device)
-        peaks = made(splits, rows, heads, 2, device=query.device)
+    table = b.table[region.group]
     span = b.span if b.phase == "prefill" and spec.bidirectional_spans else None
-    sinks = out if spec.sinks is None else spec.sinks
-    given, *apart = gate_of(gate, spec, out)
-    ends = {
-        "SINKS": spec.sinks is not None, "GATE": GATES[spec.gate], "PER_HEAD": spec.gate_per_head,
-        "DV": value_dim, "H": heads,
-    }  # fmt: skip
-    capped = spec.softcap != 0.0
-    kernels.attend[(tiles, kv_heads, splits)](
-        query, pages_k, pages_v, scales_k, scales_v, out, parts, peaks, given, sinks, b.index, b.query_start,
-        b.length, b.sees, b.index if span is None else span, table.block, table.first, table.count, rows,
-        seqs, b.sees.shape[1], table.block.stride(0), *apart, spec.scale * LOG2E,
-        spec.softcap * LOG2E, spec.window or 0, splits,
-        HK=kv_heads, D=spec.head_dim, DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
-        RT=shape.rows, SB=triton.next_power_of_2(seqs), BLOCK=block, HELD=b.phase == "held",
-        WINDOW=spec.window is not None, CAP=capped, SPAN=span is not None, SPLIT=splits > 1, **ends,
-        **codings, num_warps=shape.warps, num_stages=shape.stages, OVERLAP=overlap,
-        launch_pdl=overlap,
+    kernels.attend[(shape.tiles(rows, seqs), spec.kv_heads, shape.splits)](
+        q=query, pages_k=region.fields["k"], pages_v=region.fields["v"], scales_k=scales_k,
+        scales_v=scales_v, index=b.index, query_start=b.query_start, length=b.length, sees=b.sees,
+        span=b.index if span is None else span, block=table.block, first=table.first, count=table.count,
+        num_seqs=seqs, words=b.sees.shape[1], table_stride=table.block.stride(0), H=spec.heads,
+        HK=spec.kv_heads, D=spec.head_dim, DV=spec.value_dim, DP=wide[0], DVP=wide[1], M=shape.m,
+        N=shape.places, RT=shape.rows, SB=triton.next_power_of_2(seqs), BLOCK=region.block_entries,
+        HELD=b.phase == "held", SPAN=span is not None, SPLIT=shape.splits > 1, **ends.told, **_scores(spec),
+        **codings, num_warps=shape.warps, num_stages=shape.stages, OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
-    if splits > 1:
-        step = min(JOINED, triton.next_power_of_2(splits))
-        part = max(min(wide[1], JOIN_COLS), codings["VT"])
-        kernels.join[(rows, heads, -(-value_dim // part))](
-            parts, peaks, out, given, sinks, rows, splits, *apart, STEP=step, DVB=part, **ends,
-            VT=codings["VT"], num_warps=4, OVERLAP=overlap, launch_pdl=overlap,
-        )  # fmt: skip
-    return out
+    return ends.join(rows, spec, codings["VT"], overlap)
 
 
 __all__ = ["attention", "cut", "splits_of"]

@@ -11,8 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from luce_backend_triton.attention_kernels import product, tile_of
+from luce_backend_triton.attention_kernels import product
 from luce_backend_triton.delta_kernels import gated_norm, inverse_of, log_decay, sigmoid, silu, unit
+from luce_backend_triton.row_kernels import tile_of
 
 
 @triton.jit(do_not_specialize=["num_rows"])

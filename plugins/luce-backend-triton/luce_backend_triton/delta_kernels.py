@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from luce_backend_triton.attention_kernels import let_next_start, wait_for_previous, wait_only
+from luce_backend_triton.waiting import let_next_start, wait_for_previous, wait_only
 
 # --- pieces
 

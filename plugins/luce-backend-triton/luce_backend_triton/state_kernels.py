@@ -7,7 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from luce_backend_triton.attention_kernels import column_of, wait_for_previous, wait_only
+from luce_backend_triton.row_kernels import column_of
+from luce_backend_triton.waiting import wait_for_previous, wait_only
 
 
 @triton.jit(do_not_specialize=["path_stride"])

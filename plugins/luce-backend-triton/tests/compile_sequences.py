@@ -22,6 +22,7 @@ from luce_backend_triton import (
     moe_kernels,
     pick_kernels,
     route_kernels,
+    row_kernels,
     state_kernels,
 )
 from luce_backend_triton.formats import FORMATS, SCALE_KINDS
@@ -75,7 +76,7 @@ def variants(target, dim, pairs):
     heads = {"H": 6, "HK": 2, "D": dim, "DV": dim, "DP": dim, "BLOCK": 32, "HELD": True, **NUMBERS}
     rope = {"ROPE": True, "START": 0, "HALF": dim // 4, "HALVES": True, "AXES": True}
     norms = {"Q_NORM": True, "K_NORM": True, "V_NORM": False, "HB": 1, "WRITE": True}
-    yield attention_kernels.make_rows, {**heads, **rope, **norms, **overlap}, pages, {"num_warps": 1}
+    yield row_kernels.make_rows, {**heads, **rope, **norms, **overlap}, pages, {"num_warps": 1}
     asked = {"q": "*bf16", **pages}
     all_of = {
         "WINDOW": True,
@@ -91,6 +92,9 @@ def variants(target, dim, pairs):
     if new:
         large = {**heads, **all_of, "HELD": False, "M": 64, "N": 32, "RT": 21, "SB": 1, "SPLIT": False}
         yield attention_kernels.attend, {**large, **overlap}, asked, {"num_warps": 8, "num_stages": 2}
+    one = {**heads, **all_of, **rope, **norms, "M": 16, "N": 32 if new else 16, "SPLIT": False, **overlap}
+    del one["HELD"], one["SPAN"], one["HB"]
+    yield attention_kernels.attend_one, one, {**pages, "q": "*fp32"}, {"num_stages": 3 if new else 2}
     ends = {"H": 6, "STEP": 16, "SINKS": True, "GATE": 2, "PER_HEAD": True}
     yield attention_kernels.join, {**ends, "DV": dim, "DVB": 32, "VT": 0, **overlap}, {}, {}
     alike = {**heads, **all_of, "M": 32, "N": 32, "PART": 512, "SB": 4, **overlap}
@@ -106,9 +110,12 @@ def variants(target, dim, pairs):
         for letter, codec in (("k", k_codec), ("v", v_codec)):
             kept[f"pages_{letter}"] = "*u8" if codec else "*bf16"
             kept[f"scales_{letter}"] = "*fp16" if codec else "*bf16"
-        yield attention_kernels.make_rows, {**codes, **rope, **norms, **overlap}, {**kept, "q": "*fp32"}, {}
+        yield row_kernels.make_rows, {**codes, **rope, **norms, **overlap}, {**kept, "q": "*fp32"}, {}
         held = {**codes, **all_of, "DVP": wide, **small}
         yield attention_kernels.attend, {**held, **overlap}, kept, {"num_stages": 3}
+        single = {**one, **codes, "DVP": wide, "V_NORM": True, "AXES": False, "SPLIT": True}
+        del single["HELD"]
+        yield attention_kernels.attend_one, single, {**kept, "q": "*fp32"}, {"num_stages": 2}
         if new:
             many = {**codes, **all_of, "DVP": wide, "HELD": False, "M": 64, "N": 32, "RT": 21, "SB": 1}
             options = {"num_warps": 8, "num_stages": 2}
@@ -118,8 +125,8 @@ def variants(target, dim, pairs):
             yield attention_kernels.join, {**ends, **part, **overlap}, {}, {}
             turned = {**whole, "DV": wide, "DVP": wide, "VT": codes["VT"]}
             yield invariant_attention.join_parts, {**turned, **overlap}, {}, {"num_warps": 1}
-        one = {**alike, **codes, "DVP": wide, "RT": 1}
-        yield invariant_attention.attend_parts, one, kept, {"num_stages": 2}
+        row = {**alike, **codes, "DVP": wide, "RT": 1}
+        yield invariant_attention.attend_parts, row, kept, {"num_stages": 2}
     dims = {"KH": 2, "VH": 4, "DK": dim, "DV": dim}
     taps = {**dims, "DKP": dim, "DVP": dim, "KERNEL": 4}
     pointer = {"window": "*fp32"}
@@ -185,8 +192,8 @@ def variants(target, dim, pairs):
 
 FEW_PAIRS = (("tq3_0", "q8_0"),)
 FEW = (
-    "make_rows", "attend", "held_one", "solve", "carry", "best_of_part", "attend_parts", "in_turn",
-    "linear_floats",
+    "make_rows", "attend", "attend_one", "held_one", "solve", "carry", "best_of_part", "attend_parts",
+    "in_turn", "linear_floats",
 )  # fmt: skip
 """With those of compile_kernels.py, which are small."""
 EVENTS = re.compile(r"(wgmma\.mma_async|fence\.proxy\.async|bar\.sync|st\.shared|stmatrix)")

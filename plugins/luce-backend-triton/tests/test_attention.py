@@ -114,6 +114,67 @@ def test_keys_and_values_have_types_of_their_own(device, types):
     compare(w, w.batch("prefill", w.rows(0, 30, 7)), spec(), 2e-2)
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_one_row_each(device, name):
+    w, s = world_and_spec(device, OPTIONS[name])
+    compare(w, w.batch("held", w.rows(1, 70, 1), w.rows(0, 0, 1), w.rows(2, 8, 1), w.rows(3, 7, 1)), s)
+
+
+def test_one_row_with_norms_at_a_position_of_its_own_in_strided_inputs(device):
+    w = Pages(device)
+    norms = [Norm(1 + 0.2 * w.rand(DIM), 1e-6) for _ in range(3)]
+    rope = RopeSpec(torch.logspace(0, -2, 4), sections=(2, 1, 1), interleaved_sections=True)
+    s = spec(q_norm=norms[0], k_norm=norms[1], v_norm=norms[2], rope=rope, gate="sigmoid")
+    rows = [w.rows(slot, 12 + slot, 1, positions=[[3], [4 + slot], [9]]) for slot in range(2)]
+    b, s = make_batch("held", rows, axes=3, device=str(device)), moved(s, device)
+    both = w.rand(2, 4, 2 * DIM)
+    k, v = w.rand(2, 5 * DIM)[:, DIM : 3 * DIM], w.rand(2, 5 * DIM)[:, 3 * DIM :]
+    other = evolve(w.region, fields={name: page.clone() for name, page in w.region.fields.items()})
+    given = both[..., :DIM], k, v
+    want = OPS.attention(b, *given, other, s, gate=both[..., DIM:])
+    got = MODULE.attention(OPS, b, *given, w.region, s, gate=both[..., DIM:])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    for name, page in other.fields.items():
+        torch.testing.assert_close(w.region.fields[name], page, rtol=1e-5, atol=1e-5)
+
+
+def test_one_row_beside_gaps_of_a_shared_region_and_as_padding(device):
+    w = Pages(device)
+    gaps = w.batch("held", w.rows(0, 60, 1, gone=(0, 1, 3)), w.rows(1, 40, 1, gone=(0, 4)))
+    compare(w, gaps, spec())
+    compare(w, gaps, spec(window=18))
+    compare(w, w.batch("held", w.rows(0, 17, 1)), spec(), share=True)
+    b = w.batch("held", w.rows(1, 9, 1), w.rows(2, 5, 1))
+    unused = torch.tensor([-2, -1], dtype=torch.int32, device=device)
+    compare(w, evolve(b, parent=unused, sees=b.sees * (unused != -2)[:, None]), spec())
+
+
+class Never:
+    """Stands for a kernel that is not to be launched."""
+
+    def __getitem__(self, grid):
+        raise AssertionError("launched")
+
+
+def test_one_row_is_one_launch_where_the_text_is_short(device, monkeypatch):
+    monkeypatch.setattr(plain.row_kernels, "make_rows", Never())
+    monkeypatch.setattr(plain.kernels, "attend", Never())
+    w = Pages(device, kv_heads=1, blocks=200)
+    s = moved(spec(heads=2, kv_heads=1), device)
+    q, k, v = w.rand(1, 2 * DIM), w.rand(1, DIM), w.rand(1, DIM)
+    long = w.batch("held", w.rows(0, 600, 1))
+    plain.attention(OPS, long, q, k, v, w.region, s)
+    monkeypatch.setattr(plain.kernels, "join", Never())
+    plain.attention(OPS, w.batch("held", w.rows(0, 200, 1)), q, k, v, w.region, s)
+    with pytest.raises(AssertionError, match="launched"):
+        plain.attention(OPS, long, q, k, v, w.region, s)
+
+
+def test_heads_too_many_for_one_launch_take_more(device):
+    w = Pages(device, kv_heads=1)
+    compare(w, w.batch("held", w.rows(0, 30, 1)), spec(heads=64, kv_heads=1))
+
+
 @pytest.mark.parametrize("window", [None, 300])
 def test_one_row_of_a_long_text_is_split(device, window):
     w = Pages(device, kv_heads=1, blocks=200)
@@ -177,8 +238,21 @@ def test_cuts_hold_all_query_heads_of_a_kv_head():
     for rows in (1, 2, 16, 512):
         for group in (1, 3, 6, 8, 64, 128):
             for width in (64, 128, 256, 512):
-                shape = plain.cut(rows, 1, group, width, 2, plain.EMULATED)
-                assert shape.rows * group <= shape.m
-                assert shape.m & (shape.m - 1) == 0
+                for places in (64, 4096):
+                    shape = plain.cut(rows, 1, places, 2 * group, 2, width, 2, plain.EMULATED)
+                    assert shape.rows * group <= shape.m
+                    assert shape.m & (shape.m - 1) == 0
     assert plain.splits_of(4, 4096, 32, 264) == 64
     assert plain.splits_of(512, 1 << 20, 64, 132) == 1
+
+
+def test_tiles_are_small_where_the_text_is_short():
+    card = plain.Room(132, 232448, True)
+    one, short, long, prompt = (
+        plain.cut(rows, 1, places, 24, 4, 256, 2, card)
+        for rows, places in ((1, 256), (16, 256), (16, 8192), (512, 512))
+    )
+    assert (one.m, one.splits) == (16, 1)
+    assert (short.m, short.splits) == (16, 1)
+    assert (long.m, prompt.m) == (128, 128)
+    assert long.splits > 16

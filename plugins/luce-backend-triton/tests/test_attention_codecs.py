@@ -65,6 +65,14 @@ def test_keys_and_values_of_any_types(device, k_type, v_type):
     compare(w, w.batch("held", w.rows(1, 19, 6, parents=TREE), w.rows(0, 0, 1), w.rows(2, 8, 3)), s)
 
 
+@pytest.mark.parametrize("v_type", TYPES)
+@pytest.mark.parametrize("k_type", TYPES)
+def test_one_row_each_of_any_types(device, k_type, v_type):
+    s = spec(dim=64, value_dim=64, gate="sigmoid")
+    w = world_of(device, k_type, v_type, s)
+    compare(w, w.batch("held", w.rows(1, 60, 1), w.rows(0, 0, 1), w.rows(2, 8, 1)), s)
+
+
 HEADS = {
     "heads of 32": ({"dim": 32, "value_dim": 32}, ("q8_0", "q4_0")),
     "heads of 96, gate": ({"dim": 96, "value_dim": 96, "gate": "sigmoid"}, ("q4_0", "fp8")),
@@ -87,6 +95,7 @@ def test_heads_of_all_widths(device, name):
     w = world_of(device, *types, s)
     compare(w, w.batch("held", w.rows(1, 19, 6, parents=TREE), w.rows(2, 8, 3)), s)
     compare(w, w.batch("prefill", w.rows(1, 13, 9), w.rows(0, 0, 3), w.rows(2, 30, 1)), s)
+    compare(w, w.batch("held", w.rows(1, 19, 1), w.rows(0, 0, 1)), s)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -103,7 +112,8 @@ def test_norms_gaps_and_regions_another_layer_filled(device):
     norms = [Norm(1 + 0.2 * w.rand(64), 1e-6) for _ in range(3)]
     s = evolve(s, q_norm=norms[0], k_norm=norms[1], v_norm=norms[2])
     compare(w, w.batch("held", w.rows(0, 60, 5, gone=(0, 1, 3)), w.rows(1, 41, 2, gone=(0, 4))), s)
-    compare(w, w.batch("held", w.rows(0, 17, 3)), s, share=True)
+    for rows in (3, 1):
+        compare(w, w.batch("held", w.rows(0, 17, rows)), s, share=True)
 
 
 def test_rows_behind_the_last_sequence_write_nothing(device):

@@ -25,8 +25,8 @@ VOLTA = Room(80, 98304, 98304, mma=False)
 PASCAL = Room(20, 49152, 98304, mma=False)
 PLAIN = {"prepare", "prepare_dense", "finish", "dequantize", "linear"}
 SEQUENCES = {
-    "make_rows", "attend", "held_one", "solve", "carry", "best_of_part", "attend_parts", "in_turn",
-    "linear_floats",
+    "make_rows", "attend", "attend_one", "held_one", "solve", "carry", "best_of_part", "attend_parts",
+    "in_turn", "linear_floats",
 }  # fmt: skip
 SPILLS = """
 extern "C" __global__ void spills(const int* at, int* to) {

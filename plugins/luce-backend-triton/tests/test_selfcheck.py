@@ -39,7 +39,7 @@ def test_products_are_right(device):
 @pytest.mark.parametrize("modules", [(attention, delta), (invariant_attention, invariant_delta)])
 def test_sequences_are_right(device, modules):
     checks = list(selfcheck.sequences(str(device), modules[0].attention, modules[1].delta))
-    assert len(checks) == 3 * (2 + len(CODECS))
+    assert len(checks) == 4 * (2 + len(CODECS))
     assert not wrong(checks)
 
 
@@ -57,8 +57,8 @@ def test_a_wrong_op_is_seen(device):
 
     checks = selfcheck.sequences(str(device), off, delta.delta)
     found = wrong(checks)
-    assert found[:2] == ["attention, prefill", "attention, held"]
-    assert len(found) == 2 * (1 + len(CODECS))
+    assert found[:3] == ["attention, prefill", "attention, one row", "attention, held"]
+    assert len(found) == 3 * (1 + len(CODECS))
 
 
 def test_invariant_layers_keep_bits_and_others_are_seen(device, monkeypatch):

@@ -13,8 +13,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from luce_backend_triton.attention_kernels import LOG2E, gated, product, tile_of, wait_for_previous
+from luce_backend_triton.attention_kernels import LOG2E, gate_at, gated, product
 from luce_backend_triton.codec_kernels import load_vectors, numbers_of, turn_back
+from luce_backend_triton.row_kernels import tile_of
+from luce_backend_triton.waiting import wait_for_previous
 
 
 @triton.jit
@@ -196,8 +198,9 @@ def attend_parts(
         y = all_total / tl.where(all_weight > 0, all_weight, 1.0)[:, None]
         if VC != "":
             y = turn_back(y, M, DVP, VT)
-        y = gated(y, gate, row[:, None], h[:, None], dv[None, :], ldg, hdg, both, GATE, PER_HEAD)
-        tl.store(out + (row[:, None].to(tl.int64) * H + h[:, None]) * DV + dv[None, :], y, mask=both)
+        g = gate_at(gate, row[:, None], h[:, None], dv[None, :], ldg, hdg, both, GATE, PER_HEAD)
+        to = out + (row[:, None].to(tl.int64) * H + h[:, None]) * DV + dv[None, :]
+        tl.store(to, gated(y, g, GATE), mask=both)
 
 
 @triton.jit(do_not_specialize=["num_rows", "splits"])
@@ -230,5 +233,5 @@ def join_parts(
     y = total / tl.where(weight > 0, weight, 1.0)[:, None]
     if VT != 0:
         y = turn_back(y, HP, DVP, VT)
-    y = gated(y, gate, row, h[:, None], dv[None, :], ldg, hdg, both, GATE, PER_HEAD)
+    y = gated(y, gate_at(gate, row, h[:, None], dv[None, :], ldg, hdg, both, GATE, PER_HEAD), GATE)
     tl.store(out + (row.to(tl.int64) * H + h[:, None]) * DV + dv[None, :], y, mask=both)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from luce_backend_triton.attention_kernels import wait_for_previous
 from luce_backend_triton.delta_kernels import log_decay, sigmoid, silu
+from luce_backend_triton.waiting import wait_for_previous
 
 
 @triton.jit
