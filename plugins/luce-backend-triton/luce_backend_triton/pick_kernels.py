@@ -1,11 +1,13 @@
 # Triton compiles these functions: no annotations, no conditional expressions.
-# ruff: noqa: ANN001, ANN201, PLR0124, PLR0915
+# ruff: noqa: ANN001, ANN201, SIM102
 """Triton kernels of the ops `sample`, `newest_tokens` and `note_picks`."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from luce_backend_triton.nucleus_kernels import RANGES, key_of, load_row
 
 
 @triton.jit
@@ -30,115 +32,55 @@ def gumbel(seed, index, token):
     return -tl.log(-log1p)
 
 
-@triton.jit
-def key_of(v):
-    """i64 in 0 .. 2^32 - 1 that orders f32 as they are."""
-    bits = (v + 0.0).to(tl.int32, bitcast=True).to(tl.int64)  # one zero
-    return tl.where(bits < 0, -bits - 1, bits + 2147483648)
-
-
-@triton.jit
-def top_of_part(logits, tops, vocab, part, STEP: tl.constexpr):
-    """The largest of `part` columns of one row. Grid (rows, parts)."""
+@triton.jit(do_not_specialize=["rows"])
+def top_of_part(
+    logits, tops, vocab, part, wanted, seq, slot, temperature, top_p, shares, above, found, rows,
+    TOP_P: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """The largest of `part` columns of one row; with TOP_P what the search for its cut begins with, too.
+    Grid (rows, parts).
+    """
     row, split = tl.program_id(0), tl.program_id(1)
     first = split * part
     last = tl.minimum(first + part, vocab)
     top = tl.full((STEP,), -float("inf"), tl.float32)
     for start in range(first, last, STEP):
         c = start + tl.arange(0, STEP)
-        v = tl.load(logits + row.to(tl.int64) * vocab + c, mask=c < last, other=-float("inf"))
-        top = tl.maximum(top, tl.where(v != v, -float("inf"), v))
+        top = tl.maximum(top, load_row(logits, row, vocab, c, c < last))
     tl.store(tops + row * tl.num_programs(1) + split, tl.max(top, 0))
+    if TOP_P:
+        if split == 0:
+            s = tl.load(slot + tl.load(seq + tl.load(wanted + row)))
+            share = tl.where(tl.load(temperature + s) > 0, tl.load(top_p + s), 1.0)
+            tl.store(shares + row, share)
+            tl.store(found + row, 0)
+            j, none = tl.arange(0, RANGES), tl.zeros((RANGES,), tl.int64)
+            tl.store(above + row * RANGES + j, none)
+            tl.store(above + (rows + row) * RANGES + j, none)
 
 
 @triton.jit
 def top_of(row, tops, parts, P: tl.constexpr):
+    """The largest of a row, from those of its parts."""
     s = tl.arange(0, P)
     return tl.max(tl.load(tops + row * parts + s, mask=s < parts, other=-float("inf")), 0)
 
 
 @triton.jit
-def shift_of(PASS: tl.constexpr):
-    """Candidates of a pass lie 2^this keys apart: 27, 22, .. 2, 0."""
-    return max(27 - 5 * PASS, 0)
-
-
-@triton.jit
-def cut_after(
-    row, rows, above, lows, totals, p, parts, PASS: tl.constexpr, P: tl.constexpr,
-):  # fmt: skip
-    """What pass PASS found: from which key on the cut lies, the candidate it is at or below, the mass above
-    that, and the mass that is wanted.
-    """
-    s, j = tl.arange(0, P), tl.arange(0, 32)
-    mass = p * tl.sum(tl.load(totals + row * parts + s, mask=s < parts, other=0.0), 0)
-    of = above + (PASS * rows + row).to(tl.int64) * parts * 32
-    sums = tl.load(of + s[:, None] * 32 + j[None, :], mask=(s < parts)[:, None], other=0.0)
-    sums = tl.sum(sums, 0)
-    column = tl.sum((sums >= mass).to(tl.int32), 0)
-    beyond = tl.sum(tl.where(j == column, sums, 0.0), 0)
-    low = tl.load(lows + PASS * rows + row) + (column.to(tl.int64) << shift_of(PASS))
-    return low, column, beyond, mass
-
-
-@triton.jit(do_not_specialize=["rows"])
-def mass_above(
-    logits, wanted, seq, slot, top_p, tops, above, lows, totals, ties, rows, vocab, part, parts,
-    PASS: tl.constexpr, LAST: tl.constexpr, STEP: tl.constexpr, P: tl.constexpr,
-):  # fmt: skip
-    """One pass of the search for the cut of top-p: the lowest key above which less than p of the mass lies.
-
-    Its candidates are the last keys of 32 ranges of keys; the next pass looks into the range with the cut.
-    above f32[passes, rows, parts, 32]: mass of the keys above a candidate, by part. lows i64[passes, rows]:
-    where the ranges of a pass begin. totals f32[rows, parts]: all mass. ties i32[rows, parts, 32], of the
-    last pass: keys that are the candidate. Grid (rows, parts).
-    """
-    row, split = tl.program_id(0), tl.program_id(1)
-    t = tl.load(wanted + row)
-    low = tl.zeros((), tl.int64)
-    if PASS > 0:
-        p = tl.load(top_p + tl.load(slot + tl.load(seq + t)))
-        low, _, _, _ = cut_after(row, rows, above, lows, totals, p, parts, PASS - 1, P)
-    if split == 0:
-        tl.store(lows + PASS * rows + row, low)
-    top = top_of(row, tops, parts, P)
-    j = tl.arange(0, 32)
-    candidate = low + ((j + 1).to(tl.int64) << shift_of(PASS)) - 1
-    sums, equal, whole = tl.zeros((32,), tl.float32), tl.zeros((32,), tl.int32), 0.0
-    first = split * part
-    last = tl.minimum(first + part, vocab)
-    for start in range(first, last, STEP):
-        c = start + tl.arange(0, STEP)
-        v = tl.load(logits + row.to(tl.int64) * vocab + c, mask=c < last, other=-float("inf"))
-        v = tl.where(v != v, -float("inf"), v)
-        e = tl.where(v > -float("inf"), tl.exp(v - top), 0.0)
-        key = key_of(v)[:, None]
-        sums += tl.sum(tl.where(key > candidate[None, :], e[:, None], 0.0), 0)
-        if LAST:
-            equal += tl.sum(((key == candidate[None, :]) & (c < last)[:, None]).to(tl.int32), 0)
-        whole += tl.sum(e, 0)
-    at = row.to(tl.int64) * parts * 32 + split * 32 + j
-    tl.store(above + PASS * rows * parts * 32 + at, sums)
-    if LAST:
-        tl.store(ties + at, equal)
-    if PASS == 0:
-        tl.store(totals + row * parts + split, whole)
-
-
-@triton.jit(do_not_specialize=["rows"])
 def best_of_part(
-    logits, wanted, seq, slot, index, temperature, seeds, min_p, top_p, tops, above, lows, totals, ties,
-    best, where, rows, vocab, part, parts,
-    NOISE: tl.constexpr, MIN_P: tl.constexpr, PASSES: tl.constexpr, STEP: tl.constexpr, P: tl.constexpr,
+    logits, wanted, seq, slot, index, temperature, seeds, min_p, tops, cuts, lasts, best, where,
+    vocab, part, parts,
+    NOISE: tl.constexpr, MIN_P: tl.constexpr, TOP_P: tl.constexpr, STEP: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """The best of `part` columns of one row, the lowest id on ties, never a NaN. Grid (rows, parts).
 
-    PASSES: of `mass_above`, before this; 0 without top-p. At the cut as many of equal logits are kept as it
-    takes, lowest ids first.
+    cuts, lasts: of `find_cut`.
     """
     row, split = tl.program_id(0), tl.program_id(1)
     least = -float("inf")
     seed, place, sampled = tl.zeros((), tl.int64), 0, False
+    if TOP_P:
+        cut, last_id = tl.load(cuts + row), tl.load(lasts + row)
     if NOISE:
         t = tl.load(wanted + row)
         s = tl.load(slot + tl.load(seq + t)).to(tl.int64)
@@ -149,30 +91,17 @@ def best_of_part(
             least = tl.load(min_p + s)
             below = tl.log(tl.maximum(least, 1e-30))
             least = tl.where(least > 0, top_of(row, tops, parts, P) + below, -float("inf"))
-        if PASSES > 0:
-            p = tl.load(top_p + s)
-            cut, column, beyond, mass = cut_after(row, rows, above, lows, totals, p, parts, PASSES - 1, P)
-            cut = tl.where(sampled & (p < 1), cut, -1)
-            parts_before = tl.arange(0, P)
-            of = ties + row.to(tl.int64) * parts * 32 + parts_before * 32 + column
-            before = tl.sum(tl.load(of, mask=parts_before < split, other=0), 0)
-            top = top_of(row, tops, parts, P)
     values = tl.full((STEP,), -float("inf"), tl.float32)
     ids = tl.full((STEP,), 0x7FFFFFFF, tl.int32)
     first = split * part
     last = tl.minimum(first + part, vocab)
     for start in range(first, last, STEP):
         c = start + tl.arange(0, STEP)
-        v = tl.load(logits + row.to(tl.int64) * vocab + c, mask=c < last, other=-float("inf"))
-        v = tl.where(v != v, -float("inf"), v)
+        v = load_row(logits, row, vocab, c, c < last)
         raw = v
-        if PASSES > 0:
+        if TOP_P:
             key = key_of(raw)
-            equal = ((key == cut) & (c < last)).to(tl.int32)
-            rank = before + tl.cumsum(equal, 0) - 1
-            before += tl.sum(equal, 0)
-            kept = (key > cut) | ((equal > 0) & (beyond + rank * tl.exp(raw - top) < mass))
-            v = tl.where(kept, v, -float("inf"))
+            v = tl.where((key > cut) | ((key == cut) & (c <= last_id)), v, -float("inf"))
         if MIN_P:
             v = tl.where(raw < least, -float("inf"), v)
         if NOISE:

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from luce_backend_triton import pick_kernels as kernels
-from luce_backend_triton.kernels import INTERPRETED
+from luce_backend_triton.nucleus import Search, find_cuts
 from luce_core.contracts import ForwardBatch
 from luce_core.contracts.staged import stays_on_device
 from luce_core.ops import newest as reference
@@ -20,12 +20,10 @@ from luce_core.ops import sampling
 from luce_core.ops.newest import MOST_ENDS, NewestTokens
 from luce_core.ops.sampling import FILTERS, HOST_FLAGS, StepParams
 
-STEP, SEARCH_STEP = 1024, 1024 if INTERPRETED else 128
-"""Columns a program looks at in one go; while it searches a cut, each beside 32 candidates."""
+STEP = 1024
+"""Columns a program looks at in one go."""
 MOST_PARTS = 128
 """Of a row. How many follows from its length alone, so that sums come in the same order beside any others."""
-PASSES = 7
-"""Of the search for the cut of top-p: five of 32 bits each, and the rest."""
 
 
 def _takes(params: StepParams) -> bool:
@@ -51,24 +49,19 @@ def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Ten
     grid, most = (rows, parts), triton.next_power_of_2(parts)
     best = torch.empty(rows, parts, device=device)
     where = torch.empty(rows, parts, dtype=torch.int32, device=device)
-    tops = above = totals = ties = lows = best  # never read where not needed
+    tops = cuts = lasts = best  # never read where not needed
     if min_p or top_p:
-        tops = torch.empty(rows, parts, device=device)
-        kernels.top_of_part[grid](logits, tops, vocab, part, STEP=STEP)
-    if top_p:
-        above = torch.empty(PASSES, rows, parts, 32, device=device)
-        ties = torch.empty(rows, parts, 32, dtype=torch.int32, device=device)
-        lows = torch.empty(PASSES, rows, dtype=torch.int64, device=device)
-        totals = torch.empty(rows, parts, device=device)
-        for number in range(PASSES):
-            kernels.mass_above[grid](
-                logits, b.wanted, b.seq, b.slot, table.top_p, tops, above, lows, totals, ties, rows, vocab,
-                part, parts, PASS=number, LAST=number == PASSES - 1, STEP=SEARCH_STEP, P=most,
-            )  # fmt: skip
+        search, tops = Search.of(rows, device), torch.empty(rows, parts, device=device)
+        kernels.top_of_part[grid](
+            logits, tops, vocab, part, b.wanted, b.seq, b.slot, table.temperature, table.top_p,
+            search.shares, search.above, search.found, rows, TOP_P=top_p, STEP=STEP,
+        )  # fmt: skip
+        if top_p:
+            cuts, lasts = find_cuts(logits, tops, search)
     kernels.best_of_part[grid](
-        logits, b.wanted, b.seq, b.slot, b.index, table.temperature, table.seed, table.min_p, table.top_p,
-        tops, above, lows, totals, ties, best, where, rows, vocab, part, parts, NOISE=noise, MIN_P=min_p,
-        PASSES=PASSES if top_p else 0, STEP=STEP, P=most,
+        logits, b.wanted, b.seq, b.slot, b.index, table.temperature, table.seed, table.min_p,
+        tops, cuts, lasts, best, where, vocab, part, parts,
+        NOISE=noise, MIN_P=min_p, TOP_P=top_p, STEP=STEP, P=most,
     )  # fmt: skip
     out = torch.empty(rows, dtype=torch.int64, device=device)
     kernels.best_of_parts[(rows,)](best, where, out, parts, P=most, num_warps=1)

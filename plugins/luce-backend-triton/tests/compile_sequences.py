@@ -20,6 +20,7 @@ from luce_backend_triton import (
     delta_chunks,
     delta_kernels,
     moe_kernels,
+    nucleus_kernels,
     pick_kernels,
     route_kernels,
     row_kernels,
@@ -168,10 +169,15 @@ def variants(target, dim, pairs):
         **dict.fromkeys(("rows", "vocab", "part", "parts", "num_seqs"), "i32"),
         "seeds": "*i64", "seq": "*i32",
     }  # fmt: skip
-    numbers |= {"lows": "*i64", "ties": "*i32"}
-    yield pick_kernels.top_of_part, {"STEP": 1024}, numbers, {}
-    yield pick_kernels.mass_above, {"PASS": 6, "LAST": True, "STEP": 128, "P": 128}, numbers, {}
-    kept = {"NOISE": True, "MIN_P": True, "PASSES": 7, "STEP": 1024, "P": 128}
+    numbers |= dict.fromkeys(("found", "listed", "cuts", "lasts"), "*i32")
+    numbers |= {"above": "*i64"}
+    yield pick_kernels.top_of_part, {"TOP_P": True, "STEP": 1024}, numbers, {}
+    for done in range(2):
+        passed = {"DONE": done, "STEP": 512, "P": 128}
+        yield nucleus_kernels.add_masses, passed, numbers, {"num_warps": 8}
+    yield nucleus_kernels.list_range, {"STEP": 512, "P": 128}, numbers, {}
+    yield nucleus_kernels.find_cut, {"C": 1024, "P": 128}, numbers, {}
+    kept = {"NOISE": True, "MIN_P": True, "TOP_P": True, "STEP": 1024, "P": 128}
     yield pick_kernels.best_of_part, kept, numbers, {}
     yield pick_kernels.best_of_parts, {"P": 256}, {**numbers, "out": "*i64"}, {"num_warps": 1}
     filled = {**numbers, "out": "*i32", "count": "*i32"}

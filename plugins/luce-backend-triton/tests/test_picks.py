@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attrs import evolve
-from luce_backend_triton import picks
+from luce_backend_triton import nucleus, picks
 
 from luce_core.contracts import SamplingParams
 from luce_core.ops import newest as reference
@@ -142,6 +142,43 @@ def test_the_nucleus_of_rows_in_which_hardly_anything_is_possible(device):
     b = batch(device, (0, 1), 1)
     b.wanted = torch.arange(2, dtype=torch.int32, device=device)
     assert picks.sample(None, rows, b, table(device, *NUCLEUS[:2]).step([0, 1])).tolist() == [1234, 5]
+
+
+@pytest.mark.parametrize("listed", [16, 1024])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_a_range_of_any_number_of_candidates_is_searched(device, monkeypatch, listed, scale):
+    """Also one that registers do not hold; values lie close together, far apart, and in ties."""
+    monkeypatch.setattr(nucleus, "LISTED", listed)
+    rows = (logits(device, 6, 2000) * scale).mul(64).round().div(64)
+    rows[0, 17], rows[1, 5:900], rows[2, 700] = torch.inf, -torch.inf, torch.nan
+    of = table(device, *NUCLEUS)
+    b = batch(device, tuple(range(6)), 1)
+    b.wanted = torch.arange(6, dtype=torch.int32, device=device)
+    got = picks.sample(None, rows, b, of.step(range(6)))
+    rows[2, 700] = -torch.inf
+    rows[0] = torch.where(rows[0] == torch.inf, 0.0, -torch.inf)
+    assert got.equal(sampling.sample(None, rows, b, of.step(range(6))))
+
+
+def test_what_the_cut_leaves_is_counted(device):
+    """Against the definition in float64: how many are kept, of a million masses that f32 cannot add up."""
+    vocab, share = 1 << 17, 0.999
+    rows = torch.linspace(0.0, -9.0, vocab, device=device)[None].contiguous()
+    search = nucleus.Search(
+        torch.tensor([share], device=device),
+        torch.zeros(2, 1, 32, dtype=torch.int64, device=device),
+        torch.zeros(1, dtype=torch.int32, device=device),
+    )
+    cut, last = nucleus.find_cuts(rows, rows[:, :1].contiguous(), search)
+    bits = rows.view(torch.int32)
+    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    places = torch.arange(vocab, device=device)
+    kept = (key > cut) | ((key == cut) & (places <= last))
+    masses = rows.double().exp()
+    before = masses.cumsum(1) - masses
+    wanted = before < float(search.shares[0]) * masses.sum()
+    assert abs(int(kept.sum()) - int(wanted.sum())) <= 2
+    assert kept[0, : int(kept.sum())].all()
 
 
 @pytest.mark.parametrize("asked", [{"top_k": 5}, {"typical_p": 0.9}, {"xtc_probability": 0.5}])
