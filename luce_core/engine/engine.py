@@ -464,7 +464,6 @@ class LuceEngine:
         self.blocks.advance(handle, seq.keys[length : length + taken])
         new = seq.tokens[-taken:]
         slot = self.blocks.slot(handle)
-        self.table.count(slot, new)
         self.proposer.write(slot, len(seq.tokens) - taken, new)
         if reason is not None:
             if self.has_slots and taken == len(verdict.path):

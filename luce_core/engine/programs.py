@@ -126,7 +126,16 @@ class Programs:
         for drafter in self.drafters:
             drafter.observe(batch, commit)
         logprobs = self.logprobs(logits, picks, max(top)) if any(top) else None
-        return {"verdicts": make_verdicts(paths, starts, picked, logprobs, top)}
+        verdicts = make_verdicts(paths, starts, picked, logprobs, top)
+        self.count(rows, verdicts)
+        return {"verdicts": verdicts}
+
+    def count(self, rows: Sequence[RowSet], verdicts: Sequence[Verdict], noted: bool = False) -> None:
+        """What was picked is text now, as far as sampling goes: a text that ends before is not sampled again.
+        noted: the device has counted it.
+        """
+        for row, verdict in zip(rows, verdicts, strict=True):
+            self.table.count(row.slot, verdict.picked, noted)
 
     def logprobs(self, logits: torch.Tensor, picks: torch.Tensor, top: int) -> list[TokenLogprob]:
         """picks: here or in host memory."""

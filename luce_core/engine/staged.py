@@ -177,7 +177,10 @@ class StagedVerify:
     ) -> Tensor:
         ops = self.programs.ops
         picks: Tensor = ops.sample(ops.process_logits(logits, batch, params), batch, params)
-        return picks if count > 1 else ops.note_picks(picks, alive, batch.slot, params.table.newest)
+        if count > 1:
+            return picks
+        noted: Tensor = ops.note_picks(picks, alive, batch.slot, params.table.newest, params.counted)
+        return noted
 
     def behind(
         self, buffers: StageBuffers, results: Mapping[str, Tensor], inputs: Mapping[str, Any]
@@ -222,7 +225,9 @@ class StagedVerify:
             drafter.observe(stage.batch, commit)
         logprobs = programs.logprobs(results["logits"], picks, max(top)) if any(top) else None
         starts = range(0, count * len(rows), count)
-        return {"verdicts": make_verdicts(paths, starts, picked, logprobs, top)}
+        verdicts = make_verdicts(paths, starts, picked, logprobs, top)
+        programs.count(rows, verdicts, noted=count == 1)
+        return {"verdicts": verdicts}
 
 
 # --- block tables, by group

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from luce_core.ops.marks import EMITTED
+
 AHEAD = -1
 """As a token: what the step in front picks for this slot. As a pick: of a row behind the end of its text."""
 MOST_ENDS = 32
@@ -49,12 +51,16 @@ def newest_tokens(ops: Any, token: Tensor, slot: Tensor, newest: NewestTokens) -
     return known.clamp(min=0), (known >= 0).to(torch.int32)
 
 
-def note_picks(ops: Any, picks: Tensor, count: Tensor, slot: Tensor, newest: NewestTokens) -> Tensor:
+def note_picks(
+    ops: Any, picks: Tensor, count: Tensor, slot: Tensor, newest: NewestTokens, marks: Tensor | None = None
+) -> Tensor:
     """picks i64[S], count i32[S] of `newest_tokens` -> picks i64[S], AHEAD where the text had ended.
-    Remembers them.
+    Remembers them, and counts them in `marks` (see `luce_core.ops.marks`), each once: slots differ.
     """
     where = slot.long()
     picks = torch.where(count > 0, picks, AHEAD)
     ended = (newest.ends[where] == picks[:, None]).any(-1)
     newest.token[where] = torch.where(ended, AHEAD, picks).to(torch.int32)
+    if marks is not None:
+        marks[where, picks.clamp(min=0)] += EMITTED * (picks >= 0).to(torch.int32)
     return picks

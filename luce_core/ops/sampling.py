@@ -16,17 +16,27 @@ from attrs import frozen
 from torch import Tensor
 
 from luce_core.contracts import ForwardBatch, SamplingParams
+from luce_core.ops import marks
 from luce_core.ops.newest import NewestTokens
 from luce_core.ops.noise import CounterNoise
 
 HEAD = 256
 """Candidates looked at before a full sort: the best 256 nearly always hold the mass top-p asks for."""
 
+WORD_BITS = 64
+"""Of `sees`."""
+
 DRY_MOST = 60
 """Largest exponent of a DRY penalty: beyond it a logit is as good as forbidden, and floats end."""
 
-HOST_FLAGS = frozenset({"bias", "dry", "min_tokens"})
-"""Of which the host has to know the slots, and waits for the device to have them."""
+HOST_FLAGS = frozenset({"dry"})
+"""For which the host has to know the text, and waits for the device to have it."""
+
+PROCESSED = frozenset({"bias", "penalty", "dry", "min_tokens", "sigma", "noise"})
+"""What `process_logits` does."""
+
+MARKED = frozenset({"penalty", "min_tokens"})
+"""What reads the marks of a slot."""
 
 FILTERS = frozenset({"top_k", "top_p", "typical", "xtc"})
 """For which candidates are put in order."""
@@ -63,10 +73,10 @@ class ParamTable:
         self.flags: list[frozenset[str]] = [frozenset()] * num_slots
         self.dry: list[Dry | None] = [None] * num_slots
         """(host) Where a slot asked for it."""
-        self._ending: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * num_slots
-        self._bias: list[tuple[Tensor, Tensor] | None] = [None] * num_slots
-        self._emitted: Tensor | None = None  # i32[slots, V]: how often each token was emitted
-        self._prompted: Tensor | None = None  # bool[slots, V]
+        self.marks = marks.Marks(num_slots, vocab, device)
+        """Of slots with penalties or a minimum length."""
+        self.bias: Tensor | None = None
+        """f32[slots, V], from the first slot on that asked for one; it does not move."""
 
     def take(self, slot: int, params: SamplingParams, prompt: Iterable[int], ending: Iterable[int]) -> None:
         """Fill the row of `slot` for a new sequence; `ending` are the ids that may not come before
@@ -87,53 +97,34 @@ class ParamTable:
         self.seed[slot] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
         self.min_index[slot] = len(prompt) + params.min_tokens
         ending = sorted(ending)
-        self._ending[slot] = torch.tensor(ending, dtype=torch.int64, device=self.device)
         self.newest.take(slot, ending)
-        self._bias[slot] = self._bias_of(params)
+        self._take_bias(slot, params)
         self.flags[slot] = _flags(params)
         self.dry[slot] = Dry(params, prompt) if params.dry_multiplier > 0 else None
-        if "penalty" in self.flags[slot]:
-            self._start_counts(slot, prompt)
+        if self.flags[slot] & MARKED:
+            self.marks.take(slot, prompt, ending)
 
-    def _bias_of(self, params: SamplingParams) -> tuple[Tensor, Tensor] | None:
-        if not params.logit_bias:
-            return None
-        ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=self.device)
-        return ids, torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=self.device)
+    def _take_bias(self, slot: int, params: SamplingParams) -> None:
+        if self.bias is None and params.logit_bias:
+            self.bias = torch.zeros(self.num_slots, self.vocab, device=self.device)
+        if self.bias is not None:
+            self.bias[slot] = 0.0
+        if self.bias is not None and params.logit_bias:
+            ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=self.device)
+            values = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=self.device)
+            self.bias[slot, ids] = values
 
-    def _start_counts(self, slot: int, prompt: list[int]) -> None:
-        if self._emitted is None or self._prompted is None:
-            shape = (self.num_slots, self.vocab)
-            self._emitted = torch.zeros(shape, dtype=torch.int32, device=self.device)
-            self._prompted = torch.zeros(shape, dtype=torch.bool, device=self.device)
-        self._emitted[slot].zero_()
-        self._prompted[slot].zero_()
-        self._prompted[slot, torch.tensor(prompt, dtype=torch.int64, device=self.device)] = True
-
-    def count(self, slot: int, tokens: Iterable[int]) -> None:
-        """These tokens were emitted."""
+    def count(self, slot: int, tokens: Iterable[int], noted: bool = False) -> None:
+        """These tokens were emitted. noted: `note_picks` has marked them."""
         tokens = list(tokens)
         if (dry := self.dry[slot]) is not None:
             dry.text += tokens
-        if "penalty" in self.flags[slot] and self._emitted is not None:
-            ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
-            self._emitted[slot].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        if "penalty" in self.flags[slot] and not noted:
+            self.marks.count(slot, tokens)
 
     def step(self, slots: Iterable[int]) -> StepParams:
         """What one step over these slots needs."""
         return StepParams(self, frozenset().union(*(self.flags[slot] for slot in slots)))
-
-    def counts(self) -> tuple[Tensor, Tensor]:
-        """(emitted i32[slots, V], prompted bool[slots, V])."""
-        if self._emitted is None or self._prompted is None:
-            raise AssertionError("penalties are flagged but no slot ever asked for them")
-        return self._emitted, self._prompted
-
-    def ending(self, slot: int) -> Tensor:
-        return self._ending[slot]
-
-    def bias(self, slot: int) -> tuple[Tensor, Tensor] | None:
-        return self._bias[slot]
 
 
 @frozen
@@ -147,7 +138,12 @@ class StepParams:
     def waits(self) -> bool:
         """Whether the host must know something of the device's, or of the text, to sample."""
         looks = bool(self.flags & FILTERS) and "typical" not in self.flags and "wide" in self.flags
-        return looks or bool(self.flags & (HOST_FLAGS | {"penalty"}))
+        return looks or bool(self.flags & HOST_FLAGS)
+
+    @property
+    def counted(self) -> Tensor | None:
+        """The marks where picks have to be counted in, if anywhere."""
+        return self.table.marks.table if "penalty" in self.flags else None
 
 
 def _flags(params: SamplingParams) -> frozenset[str]:
@@ -179,29 +175,34 @@ def _rows(b: ForwardBatch) -> tuple[Tensor, Tensor]:
 def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
     """f32[R, V] -> f32[R, V]: bias, penalties, minimum length, temperature. The input is left as it was."""
     flags, table = params.flags, params.table
-    if not flags & {"bias", "penalty", "dry", "min_tokens", "noise"}:
+    if not flags & PROCESSED:
         return logits
     slot, index = _rows(b)
     out = logits.clone()
-    slots: list[int] = slot.tolist() if flags & HOST_FLAGS else []
-    if "bias" in flags:
-        for row, s in enumerate(slots):
-            if (bias := table.bias(s)) is not None:
-                out[row].index_add_(0, *bias)
+    if "bias" in flags and table.bias is not None:
+        out += table.bias[slot]
+    marked = _marked(slot, params)
     if "penalty" in flags:
-        out = _penalize(out, b, slot, table)
+        out = _penalize(out, marked, b, slot, table)
     if "dry" in flags:
-        _dry(out, b, slots, table)
+        _dry(out, b, slot.tolist(), table)
     if "min_tokens" in flags:
-        for row, (s, i) in enumerate(zip(slots, index.tolist(), strict=True)):
-            if "min_tokens" in table.flags[s] and i < int(table.min_index[s]):
-                out[row, table.ending(s)] = -torch.inf
+        early = (index < table.min_index[slot])[:, None]
+        out.masked_fill_(early & marks.ending(marked), -torch.inf)
     if "sigma" in flags:
         out = _top_n_sigma(out, table.top_n_sigma[slot])
     if "noise" in flags:
         temperature = table.temperature[slot]
         out /= torch.where(temperature > 0, temperature, 1.0)[:, None]
     return out
+
+
+def _marked(slot: Tensor, params: StepParams) -> Tensor:
+    """i32[R, V], of every row; empty where nobody asked."""
+    table = params.table.marks.table
+    if table is None or not params.flags & MARKED:
+        return torch.empty(0, dtype=torch.int32, device=slot.device)
+    return table[slot]
 
 
 def _top_n_sigma(logits: Tensor, n: Tensor) -> Tensor:
@@ -282,19 +283,30 @@ def _dry(logits: Tensor, b: ForwardBatch, slots: list[int], table: ParamTable) -
             logits[row, ids] -= torch.tensor(list(found.values()), dtype=torch.float32, device=logits.device)
 
 
-def _penalize(logits: Tensor, b: ForwardBatch, slot: Tensor, table: ParamTable) -> Tensor:
+def _penalize(logits: Tensor, marked: Tensor, b: ForwardBatch, slot: Tensor, table: ParamTable) -> Tensor:
     """Repetition over prompt and answer; frequency and presence over the answer, candidates on the path
-    included.
+    included. marked: i32[R, V].
     """
-    emitted, prompted = table.counts()
-    counts = emitted[slot]
-    for row, path in enumerate(_candidates(b)):
-        for token in path:
-            counts[row, token] += 1
-    repeated = prompted[slot] | (counts > 0)
+    counts = marks.emitted(marked)
+    if b.token.shape[0] > b.slot.shape[0]:  # with one row each there are no candidates
+        counts.scatter_add_(1, *_on_path(b))
+    repeated = marks.prompted(marked) | (counts > 0)
     factor = table.repetition[slot][:, None]
     logits = torch.where(repeated, torch.where(logits > 0, logits / factor, logits * factor), logits)
     return logits - table.frequency[slot][:, None] * counts - table.presence[slot][:, None] * (counts > 0)
+
+
+def _on_path(b: ForwardBatch) -> tuple[Tensor, Tensor]:
+    """As `_candidates`, on the device: (tokens i64[R, M] of up to M rows of the sequence of each wanted row,
+    i32[R, M] 1 where one is a candidate on its path).
+    """
+    wanted, start = b.wanted.long(), b.query_start.long()
+    seq, words = b.seq.long()[wanted], b.sees[wanted]
+    j = torch.arange(min(WORD_BITS * words.shape[1], b.token.shape[0]), device=wanted.device)
+    place = start[seq][:, None] + j
+    seen = (words[:, j // WORD_BITS] >> (j % WORD_BITS)) & 1
+    seen = seen * (j >= b.sure[seq][:, None]) * (place < start[seq + 1][:, None])
+    return b.token.long()[place.clamp(max=b.token.shape[0] - 1)], seen.to(torch.int32)
 
 
 def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:

@@ -145,8 +145,10 @@ def test_tokens_are_sent_before_the_step_behind_them_is_read(rig):
         SamplingParams(temperature=0.8, min_p=0.05, seed=5),
         SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, seed=5),
         SamplingParams(temperature=0.8, top_k=20, xtc_probability=0.5, xtc_threshold=0.01, seed=5),
+        SamplingParams(temperature=0.0, repetition=1.2, frequency=0.5, presence=0.1),
+        SamplingParams(temperature=0.8, top_k=20, repetition=1.5, logit_bias={3: 4.0, 9: -9.0}, seed=5),
     ],
-    ids=["temperature", "min_p", "head", "xtc"],
+    ids=["temperature", "min_p", "head", "xtc", "penalties", "penalties and bias"],
 )
 def test_sampled_texts_are_those_of_plain_calls(toy, rig, params):
     made, plain = rig()[0], toy()[0]
@@ -158,19 +160,43 @@ def test_sampled_texts_are_those_of_plain_calls(toy, rig, params):
 @pytest.mark.parametrize(
     ("params", "eog"),
     [
-        (SamplingParams(temperature=0.0, repetition=1.2), frozenset()),
+        (SamplingParams(temperature=0.0, repetition=1.2, dry_multiplier=0.5), frozenset()),
         (SamplingParams(temperature=0.0, logprobs=2), frozenset()),
-        (SamplingParams(temperature=0.0, min_tokens=4), frozenset({3})),
         (SamplingParams(temperature=0.8, top_p=0.9, seed=5), frozenset()),
         (SamplingParams(temperature=0.0), frozenset(range(300, 301 + MOST_ENDS))),
     ],
-    ids=["penalty", "logprobs", "min_tokens", "top_p", "many ends"],
+    ids=["dry", "logprobs", "top_p", "many ends"],
 )
 def test_what_the_host_must_see_first_is_not_run_ahead(toy, rig, params, eog):
     made, plain = rig()[0], toy()[0]
     answers = [one.generate(*PROMPTS, max_tokens=9, params=params, eog=eog) for one in (made, plain)]
     assert answers[0] == answers[1]
     assert not followed(made)
+
+
+def test_what_a_text_repeats_is_counted_once_whoever_counts(toy, rig, kind):
+    """Texts that end, are cut short and go on in the next turn, beside others: penalties see all of each."""
+    params = SamplingParams(temperature=0.0, frequency=3.0, repetition=1.3, min_tokens=7)
+    answers = []
+    for made in (rig(kind)[0], toy(kind)[0]):
+        first = made.generate(*PROMPTS, max_tokens=30, params=params)
+        ends = frozenset({first[0][4], first[1][9]})
+        ended = made.generate(*PROMPTS, max_tokens=30, params=params, eog=ends)
+        later = [[*prompt, *text, 4] for prompt, text in zip(PROMPTS, ended, strict=True)]
+        answers.append((first, ended, made.generate(*later, max_tokens=12, params=params)))
+        assert [len(text) for text in ended] != [30, 30, 30]
+    assert answers[0] == answers[1]
+    assert answers[0][0] != [toy(kind)[1].greedy(prompt, 30) for prompt in PROMPTS]
+
+
+def test_a_minimum_length_is_kept_running_ahead(toy, rig):
+    made, law = rig("slots")
+    params = SamplingParams(temperature=0.0, min_tokens=6)
+    ends = frozenset({law.greedy(PROMPTS[0], 9)[2]})
+    answers = [one.generate(PROMPTS[0], max_tokens=20, params=params, eog=ends) for one in (made, toy()[0])]
+    assert answers[0] == answers[1]
+    assert len(answers[0][0]) > 6 or not ends & set(answers[0][0][:6])
+    assert followed(made)
 
 
 def test_candidates_are_not_run_ahead(rig):

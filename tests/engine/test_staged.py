@@ -63,11 +63,39 @@ def test_sampling_that_stays_on_the_device_is_part_of_the_captured_work(toy, rig
     answers = [one.generate(*PROMPTS, max_tokens=9, params=params) for one in (made, plain)]
     assert answers[0] == answers[1]
     assert {bucket[2] for bucket in made.pipeline.executor.made} == {frozenset({"noise", "top_k"})}
-    penal = SamplingParams(temperature=0.0, presence=1.0)
-    assert made.generate(*PROMPTS, max_tokens=9, params=penal) == plain.generate(
-        *PROMPTS, max_tokens=9, params=penal
-    )
-    assert {bucket[2] for bucket in made.pipeline.executor.made} == {frozenset({"noise", "top_k"}), None}
+    for flag, more in (("penalty", {}), (None, {"dry_multiplier": 0.5})):
+        penal = SamplingParams(temperature=0.0, presence=1.0, **more)
+        answers = [one.generate(*PROMPTS, max_tokens=9, params=penal) for one in (made, plain)]
+        assert answers[0] == answers[1]
+        wanted = {frozenset({flag})} if flag else {frozenset({"penalty"}), None}
+        assert {bucket[2] for bucket in made.pipeline.executor.made} == wanted | {
+            frozenset({"noise", "top_k"})
+        }
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_penalties_see_what_was_accepted_whatever_the_rows(toy, rig, monkeypatch, within):
+    """Steps of one row are counted on the device, of candidates by the host: always once."""
+    if within:
+        monkeypatch.setattr(
+            sampling.sample, "stays_on_device", lambda params: not params.waits, raising=False
+        )
+    params = SamplingParams(temperature=0.0, frequency=4.0, repetition=1.2)
+    plain = toy("slots")[0]
+    wanted = plain.generate(*PROMPTS, max_tokens=25, params=params)
+
+    def foresee(text, capacity):
+        """Two right tokens and a wrong one, or nothing, or the wrong one alone."""
+        if not len(text) % 3:
+            return [], []
+        (whole,) = ([*p, *ids] for p, ids in zip(PROMPTS, wanted, strict=True) if text[: len(p)] == [*p])
+        right = whole[len(text) :][: len(text) % 3 * 2 - 2]
+        return [*right, 7][:capacity], list(range(-1, len(right)))[:capacity]
+
+    made = rig("slots", drafters=[ScriptedDrafter(foresee)])[0]
+    assert [made.generate(prompt, max_tokens=25, params=params)[0] for prompt in PROMPTS] == wanted
+    assert {bucket[1] for bucket in made.pipeline.executor.made} >= {1, 2, 4}
+    assert made.engine.counters["steps"] < 60
 
 
 def row_of(made, tokens, **more):

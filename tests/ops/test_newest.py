@@ -2,6 +2,7 @@
 
 import torch
 
+from luce_core.ops.marks import EMITTED
 from luce_core.ops.newest import AHEAD, MOST_ENDS, NewestTokens, newest_tokens, note_picks
 
 
@@ -38,6 +39,15 @@ def test_a_text_that_ended_stays_ended_until_the_host_writes_a_token():
     assert read(newest, [1], [7]) == ([7], [1])
     assert noted(newest, [1], [60], [1]) == [60]
     assert read(newest, [1], [AHEAD]) == ([60], [1])
+
+
+def test_picks_are_counted_and_those_behind_an_end_are_not():
+    newest, marks = NewestTokens(3, "cpu"), torch.ones(3, 9, dtype=torch.int32)
+    newest.take(0, {7})
+    for count in (1, 1, 0):
+        note_picks(None, tensor(7, 4, kind=torch.int64), tensor(count, 1), tensor(0, 2), newest, marks)
+    assert (marks != 1).nonzero().tolist() == [[0, 7], [2, 4]]
+    assert marks[[0, 2], [7, 4]].tolist() == [1 + 2 * EMITTED, 1 + 3 * EMITTED]
 
 
 def test_more_ends_than_there_is_room_for_are_not_told():

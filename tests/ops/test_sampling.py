@@ -9,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luce_core.contracts import ForwardBatch, SamplingParams
+from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import sampling
-from luce_core.ops.sampling import Dry, ParamTable, logprobs, process_logits, sample
+from luce_core.ops.marks import EMITTED, PROMPTED
+from luce_core.ops.sampling import (
+    Dry,
+    ParamTable,
+    _candidates,
+    _on_path,
+    logprobs,
+    process_logits,
+    sample,
+)
 
 
 def batch(slots, indices, *, tokens=None, sees=None, sure=None, starts=None):
@@ -212,6 +222,70 @@ def test_a_slot_taken_again_starts_without_the_counts_of_the_last_sequence():
     table.take(0, SamplingParams(temperature=0.0, frequency=1.0), [1], ())
     out = process_logits(None, torch.zeros(1, 3), batch([0], [1]), table.step([0]))
     assert out.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_a_bias_is_that_of_its_own_slot_and_text():
+    table = ParamTable(2, 3)
+    table.take(0, SamplingParams(temperature=0.0, logit_bias={0: 2.0, 1: 1.0}), [], ())
+    table.take(1, SamplingParams(temperature=0.0), [], ())
+    both = table.step([0, 1])
+    assert process_logits(None, torch.zeros(2, 3), batch([0, 1], [1, 1]), both).tolist() == [
+        [2.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0],
+    ]
+    table.take(0, SamplingParams(temperature=0.0, presence=1.0), [], ())
+    table.take(1, SamplingParams(temperature=0.0, logit_bias={2: 5.0}), [], ())
+    out = process_logits(None, torch.zeros(2, 3), batch([0, 1], [1, 1]), table.step([0, 1]))
+    assert out.tolist() == [[0.0, 0.0, 0.0], [0.0, 0.0, 5.0]]
+
+
+def test_a_slot_that_asked_for_less_is_left_alone_beside_one_that_asked_for_more():
+    table = ParamTable(2, 4)
+    table.take(0, SamplingParams(temperature=0.0, repetition=2.0, min_tokens=5), [0], [3])
+    table.take(1, SamplingParams(temperature=0.0, frequency=1.0), [0], [3])
+    table.count(1, [2])
+    rows = torch.tensor([[4.0, 4.0, 4.0, 4.0]]).repeat(2, 1)
+    out = process_logits(None, rows, batch([0, 1], [1, 1]), table.step([0, 1]))
+    assert out.tolist() == [[2.0, 4.0, 4.0, -math.inf], [4.0, 4.0, 3.0, 4.0]]
+
+
+def test_tokens_that_a_step_has_counted_are_not_counted_again():
+    table = ParamTable(1, 3)
+    table.take(0, SamplingParams(temperature=0.0, frequency=1.0, dry_multiplier=1.0), [0], ())
+    table.count(0, [1])
+    table.count(0, [1, 2], noted=True)
+    assert table.dry[0].text == [0, 1, 1, 2]
+    assert table.step([0]).counted.tolist() == [[PROMPTED, EMITTED, 0]]
+
+
+def test_no_marks_are_kept_for_who_does_not_ask():
+    table = ParamTable(1, 3)
+    table.take(0, SamplingParams(temperature=0.7, top_p=0.9), [0], [2])
+    table.count(0, [1])
+    assert table.marks.table is None
+    assert table.bias is None
+    assert table.step([0]).counted is None
+
+
+@given(st.data())
+def test_candidates_on_a_path_are_those_a_row_sees(data):
+    """Any trees, also wider than one word of `sees`."""
+    trees = []
+    for slot in range(data.draw(st.integers(1, 3))):
+        count = data.draw(st.integers(1, 70))
+        parents = [-1, *(data.draw(st.integers(0, n)) for n in range(count - 1))]
+        tokens = data.draw(st.lists(st.integers(0, 5), min_size=count, max_size=count))
+        trees.append(RowSet(slot, 9, tokens, {}, parents=parents, sure=1))
+    b = make_batch("held", trees)
+    counts = torch.zeros(len(b.wanted), 6, dtype=torch.int32).scatter_add_(1, *_on_path(b))
+    assert counts.tolist() == [[path.count(token) for token in range(6)] for path in _candidates(b)]
+
+
+def test_an_end_beyond_the_vocabulary_is_no_matter():
+    table = ParamTable(1, 3)
+    table.take(0, SamplingParams(temperature=0.0, min_tokens=2), [0], ending=[1, 3, 900])
+    out = process_logits(None, torch.zeros(1, 3), batch([0], [0]), table.step([0]))
+    assert out.tolist() == [[0.0, -math.inf, 0.0]]
 
 
 def test_min_tokens_forbids_the_ending_ids_until_then():

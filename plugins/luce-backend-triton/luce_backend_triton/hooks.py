@@ -31,7 +31,7 @@ OPS = (
 )  # fmt: skip
 SHARED_OPS = {
     "commit_pages": "state", "commit_slot": "state", "commit_slots": "state", "sample": "picks",
-    "newest_tokens": "picks", "note_picks": "picks",
+    "process_logits": "picks", "newest_tokens": "picks", "note_picks": "picks",
 }  # fmt: skip
 """Op -> the module of its function: the same for every layer."""
 KERNELS = {"triton": "CUDA", "triton-portable": "PORTABLE"}

@@ -1,6 +1,6 @@
 # Triton compiles these functions: no annotations, no conditional expressions.
 # ruff: noqa: ANN001, ANN201, SIM102
-"""Triton kernels of the ops `sample`, `newest_tokens` and `note_picks`."""
+"""Triton kernels of the ops `process_logits`, `sample`, `newest_tokens` and `note_picks`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,49 @@ def gumbel(seed, index, token):
     same = w == 1.0
     log1p = tl.where(same, -u, tl.log(w) * (-u) / tl.where(same, 1.0, w - 1.0))
     return -tl.log(-log1p)
+
+
+@triton.jit(do_not_specialize=["most"])
+def process(
+    logits, out, wanted, seq, slot, index, token, sees, query_start, sure,
+    bias, marks, repetition, frequency, presence, min_index, temperature, vocab, most, words,
+    BIAS: tl.constexpr, PENALTY: tl.constexpr, MIN_TOKENS: tl.constexpr, NOISE: tl.constexpr,
+    STEP: tl.constexpr,
+):  # fmt: skip
+    """What comes before the filters, of STEP columns of one row; bits of the reference, so nothing is fused.
+
+    bias f32[slots, V]; marks i32[slots, V], see `luce_core.ops.marks`. most: rows of a sequence; words: of
+    sees. Grid (rows, vocab / STEP).
+    """
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    t = tl.load(wanted + row)
+    q = tl.load(seq + t)
+    s = tl.load(slot + q).to(tl.int64)
+    c = split * STEP + tl.arange(0, STEP)
+    v = tl.load(logits + row * vocab + c, mask=c < vocab, other=0.0)
+    if BIAS:
+        v += tl.load(bias + s * vocab + c, mask=c < vocab, other=0.0)
+    if PENALTY or MIN_TOKENS:
+        mark = tl.load(marks + s * vocab + c, mask=c < vocab, other=0)
+    if PENALTY:
+        count = mark >> 2
+        if most > 1:
+            first = tl.load(query_start + q)
+            for j in range(tl.load(sure + q), tl.load(query_start + q + 1) - first):
+                seen = (tl.load(sees + t * words + j // 64) >> (j % 64)) & 1
+                count += tl.where(c == tl.load(token + first + j), seen.to(tl.int32), 0)
+        factor = tl.load(repetition + s)
+        weaker = tl.where(v > 0, tl.div_rn(v, factor), v * factor)
+        v = tl.where(((mark & 1) > 0) | (count > 0), weaker, v)
+        v = v - tl.load(frequency + s) * count.to(tl.float32)
+        v = v - tl.load(presence + s) * (count > 0).to(tl.float32)
+    if MIN_TOKENS:
+        early = tl.load(index + t) + 1 < tl.load(min_index + s)
+        v = tl.where(early & ((mark & 2) > 0), -float("inf"), v)
+    if NOISE:
+        divisor = tl.load(temperature + s)
+        v = tl.div_rn(v, tl.where(divisor > 0, divisor, 1.0))
+    tl.store(out + row * vocab + c, v, mask=c < vocab)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -137,8 +180,10 @@ def fill_tokens(token, slot, newest, out, count, num_seqs, S: tl.constexpr):
 
 
 @triton.jit
-def note(picks, count, slot, ends, newest, out, ENDS: tl.constexpr):
-    """out: the pick, -1 where the count is 0. newest: that, -1 too where it is an end. Grid (sequences,)."""
+def note(picks, count, slot, ends, newest, out, marks, vocab, ENDS: tl.constexpr, MARKS: tl.constexpr):
+    """out: the pick, -1 where the count is 0. newest: that, -1 too where it is an end. MARKS: it is counted
+    there. Grid (sequences,).
+    """
     s = tl.program_id(0)
     where = tl.load(slot + s)
     pick = tl.where(tl.load(count + s) > 0, tl.load(picks + s), -1)
@@ -146,3 +191,7 @@ def note(picks, count, slot, ends, newest, out, ENDS: tl.constexpr):
     ended = tl.max((ids == pick).to(tl.int32), 0) > 0
     tl.store(out + s, pick)
     tl.store(newest + where, tl.where(ended, -1, pick).to(tl.int32))
+    if MARKS:
+        if pick >= 0:
+            at = marks + where.to(tl.int64) * vocab + pick
+            tl.store(at, tl.load(at) + 4)

@@ -1,6 +1,8 @@
-"""Ops `sample`, `newest_tokens`, `note_picks`: what ends a step, and begins the one that follows it.
+"""Ops `process_logits`, `sample`, `newest_tokens`, `note_picks`: what ends a step, and begins the one that
+follows it.
 
-Sampling that puts candidates in order (top-k, typical-p, XTC) goes to the reference.
+Sampling that puts candidates in order (top-k, typical-p, XTC) goes to the reference; so do top-n-sigma and
+DRY, with all that comes before the filters.
 """
 
 from __future__ import annotations
@@ -18,19 +20,40 @@ from luce_core.contracts.staged import stays_on_device
 from luce_core.ops import newest as reference
 from luce_core.ops import sampling
 from luce_core.ops.newest import MOST_ENDS, NewestTokens
-from luce_core.ops.sampling import FILTERS, HOST_FLAGS, StepParams
+from luce_core.ops.sampling import FILTERS, HOST_FLAGS, PROCESSED, StepParams
 
 STEP = 1024
 """Columns a program looks at in one go."""
 MOST_PARTS = 128
 """Of a row. How many follows from its length alone, so that sums come in the same order beside any others."""
+HERE = frozenset({"bias", "penalty", "min_tokens", "noise"})
+"""Of what is done before the filters."""
+
+
+def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
+    """See `luce_core.ops.sampling`. One launch, and the same bits."""
+    flags, table = params.flags, params.table
+    wanted = flags & PROCESSED
+    if not wanted or wanted - HERE or not logits.is_contiguous() or not logits.numel():
+        return sampling.process_logits(ops, logits, b, params)
+    (rows, vocab), out = logits.shape, torch.empty_like(logits)
+    bias = logits if table.bias is None else table.bias  # never read where not needed
+    marks = logits if table.marks.table is None else table.marks.table
+    kernels.process[rows, triton.cdiv(vocab, STEP)](
+        logits, out, b.wanted, b.seq, b.slot, b.index, b.token, b.sees, b.query_start, b.sure,
+        bias, marks, table.repetition, table.frequency, table.presence, table.min_index, table.temperature,
+        vocab, 1 + b.token.shape[0] - b.slot.shape[0], b.sees.shape[1], BIAS="bias" in flags,
+        PENALTY="penalty" in flags, MIN_TOKENS="min_tokens" in flags, NOISE="noise" in flags, STEP=STEP,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
 
 
 def _takes(params: StepParams) -> bool:
     """Whether what is left waits for nothing, and puts no more than the best few candidates in order."""
     flags = params.flags
     few = not flags & FILTERS - {"top_p"} or not flags & {"wide", "typical"}
-    return few and not flags & (HOST_FLAGS | {"penalty"})
+    return few and not flags & HOST_FLAGS
 
 
 @stays_on_device(_takes)
@@ -77,15 +100,19 @@ def newest_tokens(ops: Any, token: Tensor, slot: Tensor, newest: NewestTokens) -
     return out, count
 
 
-def note_picks(ops: Any, picks: Tensor, count: Tensor, slot: Tensor, newest: NewestTokens) -> Tensor:
+def note_picks(
+    ops: Any, picks: Tensor, count: Tensor, slot: Tensor, newest: NewestTokens, marks: Tensor | None = None
+) -> Tensor:
     """See `luce_core.ops.newest`. One launch."""
     if picks.dtype is not torch.int64:
-        return reference.note_picks(ops, picks, count, slot, newest)
+        return reference.note_picks(ops, picks, count, slot, newest, marks)
     out = torch.empty_like(picks)
+    vocab = 0 if marks is None else marks.shape[1]
     kernels.note[(picks.shape[0],)](
-        picks, count, slot, newest.ends, newest.token, out, ENDS=MOST_ENDS, num_warps=1
-    )
+        picks, count, slot, newest.ends, newest.token, out, out if marks is None else marks, vocab,
+        ENDS=MOST_ENDS, MARKS=marks is not None, num_warps=1,
+    )  # fmt: skip
     return out
 
 
-__all__ = ["newest_tokens", "note_picks", "sample"]
+__all__ = ["newest_tokens", "note_picks", "process_logits", "sample"]

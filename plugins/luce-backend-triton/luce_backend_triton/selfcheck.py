@@ -36,6 +36,7 @@ from luce_core.gguf import FORMATS as KNOWN
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.model.weights import ResidentExperts
 from luce_core.ops import build_ops, codecs, sampling
+from luce_core.ops.marks import EMITTED
 from luce_core.ops.newest import AHEAD
 from luce_core.ops.noise import CounterNoise
 from luce_core.ops.sampling import ParamTable
@@ -333,10 +334,19 @@ def picking(device: str) -> Iterator[KernelCheck]:
     step, logits = table.step(range(rows)), torch.randn(rows, vocab, device=device)
     other = namespace.sample(logits, batch, step) != sampling.sample(namespace, logits, batch, step)
     yield KernelCheck("picks, top-p", float(other.sum()), 0.0, ("sample",))
+    table.take(1, SamplingParams(temperature=0.8, repetition=1.2, frequency=0.4, presence=0.3), [1, 9], [])
+    table.take(2, SamplingParams(temperature=0.0, min_tokens=20, logit_bias={5: 2.0}), [1], [7])
+    table.count(1, [9, 11, 11])
+    step = table.step(range(rows))
+    other = namespace.process_logits(logits, batch, step)
+    other = other != sampling.process_logits(namespace, logits, batch, step)
+    yield KernelCheck("picks, penalties", float(other.sum()), 0.0, ("process_logits",))
     one = torch.ones(rows, dtype=torch.int32, device=device)
-    noted = namespace.note_picks(got, one, batch.slot, table.newest)
+    marks = torch.zeros(rows, vocab, dtype=torch.int32, device=device)
+    noted = namespace.note_picks(got, one, batch.slot, table.newest, marks)
+    marks[range(rows), got] -= EMITTED
     token, count = namespace.newest_tokens(one * AHEAD, batch.slot, table.newest)
-    wrong = (noted != got) | (token != got) | (count != 1)
+    wrong = (noted != got) | (token != got) | (count != 1) | marks.any(1)
     yield KernelCheck("picks, noted and read", float(wrong.sum()), 0.0, ("newest_tokens", "note_picks"))
 
 

@@ -169,8 +169,10 @@ def variants(target, dim, pairs):
         **dict.fromkeys(("rows", "vocab", "part", "parts", "num_seqs"), "i32"),
         "seeds": "*i64", "seq": "*i32",
     }  # fmt: skip
-    numbers |= dict.fromkeys(("found", "listed", "cuts", "lasts"), "*i32")
-    numbers |= {"above": "*i64"}
+    numbers |= dict.fromkeys(("found", "listed", "cuts", "lasts", "marks", "sure"), "*i32")
+    numbers |= {"above": "*i64", "sees": "*i64", "min_index": "*i64", "words": "i32", "most": "i32"}
+    first = {"BIAS": True, "PENALTY": True, "MIN_TOKENS": True, "NOISE": True, "STEP": 1024}
+    yield pick_kernels.process, first, numbers, {"enable_fp_fusion": False}
     yield pick_kernels.top_of_part, {"TOP_P": True, "STEP": 1024}, numbers, {}
     for done in range(2):
         passed = {"DONE": done, "STEP": 512, "P": 128}
@@ -183,7 +185,7 @@ def variants(target, dim, pairs):
     filled = {**numbers, "out": "*i32", "count": "*i32"}
     yield pick_kernels.fill_tokens, {"S": 16}, filled, {"num_warps": 1}
     noted = {**numbers, "picks": "*i64", "count": "*i32", "out": "*i64"}
-    yield pick_kernels.note, {"ENDS": 32}, noted, {"num_warps": 1}
+    yield pick_kernels.note, {"ENDS": 32, "MARKS": True}, noted, {"num_warps": 1}
     has = {"HAS_SCALE": True, "HAS_BIAS": True, "HAS_RESIDUAL": True, "M": 32, "ROWS": 32, "DEPTH": 64}
     types = {"x": "*bf16", "w": "*bf16", "scale": "*fp32", "k": "i32"}
     yield invariant_kernels.linear_floats, has, types, {"num_stages": 3}

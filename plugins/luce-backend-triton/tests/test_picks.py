@@ -10,6 +10,7 @@ from attrs import evolve
 from luce_backend_triton import nucleus, picks
 
 from luce_core.contracts import SamplingParams
+from luce_core.model.batch import RowSet, make_batch
 from luce_core.ops import newest as reference
 from luce_core.ops import sampling
 from luce_core.ops.newest import AHEAD, MOST_ENDS, NewestTokens
@@ -144,7 +145,7 @@ def test_the_nucleus_of_rows_in_which_hardly_anything_is_possible(device):
     assert picks.sample(None, rows, b, table(device, *NUCLEUS[:2]).step([0, 1])).tolist() == [1234, 5]
 
 
-@pytest.mark.parametrize("listed", [16, 1024])
+@pytest.mark.parametrize("listed", [256, 1024])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
 def test_a_range_of_any_number_of_candidates_is_searched(device, monkeypatch, listed, scale):
     """Also one that registers do not hold; values lie close together, far apart, and in ties."""
@@ -181,6 +182,60 @@ def test_what_the_cut_leaves_is_counted(device):
     assert kept[0, : int(kept.sum())].all()
 
 
+# --- before the filters
+
+
+TEXT = [7, 9, 9, 4999, 31]
+ASKED = {
+    "bias": {"logit_bias": {0: 1.5, 4999: -3.0, 1500: 100.0}},
+    "repetition": {"repetition": 1.3},
+    "counts": {"frequency": 0.37, "presence": -0.61},
+    "min_tokens": {"min_tokens": 40},
+    "temperature": {"temperature": 0.7},
+}
+ASKED["all"] = {key: value for one in ASKED.values() for key, value in one.items()}
+
+
+def asked_of(device, **asked):
+    """Every other slot asks for it."""
+    made = ParamTable(SLOTS, VOCAB, device)
+    for slot in range(SLOTS):
+        more = {"temperature": 0.0, **(asked if slot % 2 else {})}
+        made.take(slot, SamplingParams(**more), [1, 2, 4998], [5, 2, 4096])
+        made.count(slot, TEXT)
+    return made
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_what_comes_before_the_filters_has_the_bits_of_the_reference(device, asked):
+    of, rows = asked_of(device, **asked), logits(device, 4)
+    trees = [RowSet(3, 20, [31, 9, 8, 9], {}, parents=[-1, 0, 0, 1]), RowSet(0, 60, [31], {})]
+    trees = [*trees, RowSet(5, 50, [31, 9], {}, parents=[-1, 0])]
+    for b in (make_batch("held", trees, device=device), make_batch("held", trees[1:2], device=device)):
+        rows = logits(device, len(b.wanted))
+        rows[0, 77] = -torch.inf
+        before, step = rows.clone(), of.step(range(SLOTS))
+        got = picks.process_logits(None, rows, b, step)
+        assert rows.equal(before)
+        assert got.equal(sampling.process_logits(None, rows, b, step))
+        assert len(b.wanted) == 1 or not got.equal(rows)
+
+
+@pytest.mark.parametrize("asked", [{"top_n_sigma": 1.0, "temperature": 1.0}, {"dry_multiplier": 0.5}])
+def test_all_of_it_is_the_references_where_some_is(device, monkeypatch, asked):
+    called = []
+    monkeypatch.setattr(sampling, "process_logits", lambda *args: called.append(args))
+    of = table(device, SamplingParams(repetition=1.2, **asked))
+    picks.process_logits(None, logits(device), batch(device), of.step([0]))
+    assert called
+
+
+def test_what_nobody_asked_for_costs_nothing(device):
+    rows = logits(device)
+    step = table(device, GREEDY).step([0])
+    assert picks.process_logits(None, rows, batch(device), step) is rows
+
+
 @pytest.mark.parametrize("asked", [{"top_k": 5}, {"typical_p": 0.9}, {"xtc_probability": 0.5}])
 def test_candidates_in_order_are_the_references(device, monkeypatch, asked):
     called = []
@@ -200,25 +255,28 @@ def test_what_needs_the_host_is_not_captured(device):
     assert stays(temperature=0.7, top_k=20, top_p=0.8, min_p=0.1, xtc_probability=0.1)
     assert not stays(temperature=0.7, top_k=20, typical_p=0.8)
     assert not stays(temperature=0.7, top_k=5000, top_p=0.8)
-    assert not stays(temperature=0.7, repetition=1.1)
-    assert not stays(temperature=0.0, min_tokens=2)
-    assert not stays(temperature=0.0, logit_bias={3: 1.0})
+    assert stays(temperature=0.7, repetition=1.1, frequency=0.1, presence=0.2)
+    assert stays(temperature=0.0, min_tokens=2)
+    assert stays(temperature=0.0, logit_bias={3: 1.0})
+    assert not stays(temperature=0.0, dry_multiplier=0.5)
 
 
 @pytest.mark.parametrize("slots", [(2,), (5, 0, 3), tuple(range(20))])
 def test_texts_end_on_the_device_as_in_the_reference(device, slots):
     tables = [NewestTokens(20, device) for _ in range(2)]
+    marks = [torch.arange(20 * 100, dtype=torch.int32, device=device).view(20, 100) for _ in range(2)]
     for each in tables:
         each.take(slots[0], range(70, 70 + MOST_ENDS))
     slot = torch.tensor(slots, dtype=torch.int32, device=device)
     token = torch.full_like(slot, 9)
     for picked in (71, 8, 9):
         states = []
-        for ops, each in zip((reference, picks), tables, strict=True):
+        for ops, each, counted in zip((reference, picks), tables, marks, strict=True):
             filled, count = ops.newest_tokens(None, token, slot, each)
             made = torch.arange(len(slots), device=device) + picked
-            noted = ops.note_picks(None, made, count, slot, each)
+            noted = ops.note_picks(None, made, count, slot, each, counted if picked != 9 else None)
             states.append((filled.tolist(), count.tolist(), noted.tolist(), each.token.tolist()))
+            states[-1] += (counted.tolist(),)
         assert states[0] == states[1]
         token = torch.full_like(slot, AHEAD)
     assert states[0][2][0] == AHEAD
