@@ -1,6 +1,6 @@
 """Op `experts` on packed stacks: grouped products, nothing of which waits for the host.
 
-Few rows: CUDA C++, every pair of row and expert reads that expert's records, and the second launch makes its
+Few rows: CUDA C++, every pair of row and expert reads that expert's records; the second launch makes its
 own input, weighs and sums. More: pairs sorted by expert on the device, times weights as f16, many experts at
 a time; where Triton has no tensor cores, times the records in small tiles. There the sum over experts, with
 the shared expert and the residual, is one launch.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from itertools import product as product_of
 from typing import Any
 
 import torch
@@ -31,8 +32,10 @@ FEW_PAIRS = 256
 """Most pairs of row and expert that each read their own records."""
 SHAPES = ((8, 3), (8, 2), (4, 2), (2, 2), (1, 2))
 """(warps, stages) of the kernel for few rows, best first where they fit."""
-DOWN_SHAPES = ((9, 3), (8, 3), (7, 3), (6, 3), (8, 2), (6, 2), (4, 2), (2, 2), (1, 2))
-"""The same of the launch that sums over the experts of a row."""
+DOWN_WARPS, DOWN_STAGES = (9, 8, 6, 4, 2, 1), (4, 3, 2, 1)
+"""Of the launch that sums over the experts of a row. More warps would have no room in the registers beside
+three thread blocks of the launch before.
+"""
 PER_MULTIPROCESSOR = 2
 FEW_TILE = 16
 """Pairs, and rows of a matrix, of a tile of the product with packed weights."""
@@ -104,14 +107,14 @@ class Experts:
         x = x.float().contiguous()
         ids = routed[0].contiguous()
         few, stack = self._few(x, ids), bank.stack
+        weight = _floats(routed[1])  # before the products, which `_Few.down` does not wait for with it
+        own = None if residual is None or post is not None else _floats(residual)
         alike = few and shared is not None and _alike(bank, shared, clamp)
         chosen = _Few(bank, ids, shared if alike else None, self.fixed) if few else _Sorted(bank, ids)
-        gate, up = chosen.products(Rows(x, norm), stack.gate_up, chosen.each)
-        middle, beside = Rows(gate, None, up, act, clamp), None
-        own = residual if post is None else None
+        middle, beside = chosen.middle(Rows(x, norm), stack.gate_up, act, clamp), None
         out = None
         if isinstance(chosen, _Few) and (alike or shared is None):
-            out = chosen.down(middle, _weights(routed[1]), shared, x, norm, own)
+            out = chosen.down(middle, weight, shared, x, norm, own)
         if out is None:
             (y,) = chosen.products(middle, (stack.down,), 1)
             y = y.view(x.shape[0], chosen.each, -1)
@@ -120,7 +123,7 @@ class Experts:
             elif shared is not None:
                 beside = ops.gated_mlp(x, norm, shared.gate_up, shared.down, act=act, clamp=shared.clamp)
             factor = None if shared is None else shared.gate
-            out = _combine(y, ids, _weights(routed[1]), bank.lut, beside, factor, x, norm, own)
+            out = _combine(y, ids, weight, bank.lut, beside, factor, x, norm, own)
         if post is None:
             return out
         out = ops.rms(out, post)
@@ -141,60 +144,75 @@ class _Stack(ctypes.Structure):
         ("beside", ctypes.c_void_p * 2),
         ("ids", ctypes.c_void_p),
         ("lut", ctypes.c_void_p),
-        ("y", ctypes.c_void_p * 2),
-        *((name, ctypes.c_int) for name in ("per", "rows", "n", "pairs", "used")),
+        ("y", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("per", "rows", "n", "pairs", "used", "act", "clamp")),
+        ("limit", ctypes.c_float),
     )
 
 
 @cache
-def _kernel(device: int, name: str, shape: Shape, function: str = "moe_gemv") -> nvrtc.Kernel:
-    return few_rows.load(device, "moe", function, few_rows.defines(FORMATS[name], shape), after="gemv")
+def _kernel(device: int, name: str, shape: Shape, source: str, function: str) -> nvrtc.Kernel:
+    return few_rows.load(device, source, function, few_rows.defines(FORMATS[name], shape), after="gemv")
+
+
+def few_bytes(fmt: RecordFormat, shape: Shape, tiles: int, blocks: int, grid: int, matrices: int) -> int:
+    """Shared memory of one of `grid` thread blocks."""
+    sums = 64 * shape.warps * warp_room(shape, tiles, blocks, grid, matrices)
+    return shape.ring_bytes(fmt) + blocks * few_rows.X_BYTES + sums
+
+
+def warp_room(shape: Shape, tiles: int, blocks: int, grid: int, matrices: int) -> int:
+    """The most tiles, of either matrix, one warp has part of."""
+    return -(-(-(-tiles // grid) * blocks * matrices) // shape.warps) // blocks + 2
 
 
 @cache
-def _shape(name: str, tiles: int, blocks: int, pairs: int, room: shapes.Room) -> tuple[Shape, int]:
-    """The kernel and its thread blocks per pair."""
-    wanted = max(1, PER_MULTIPROCESSOR * room.multiprocessors // pairs)
-    grid = min(tiles, wanted)
+def _shape(
+    name: str, tiles: int, blocks: int, pairs: int, matrices: int, room: shapes.Room
+) -> tuple[Shape, int]:
+    """The kernel and its thread blocks per pair: each of as many tiles, however many find room at a time."""
+    most = max(1, tiles * pairs // (PER_MULTIPROCESSOR * room.multiprocessors))
+    grid = -(-tiles // most)
     found = Shape("gemv", 1, 1, *SHAPES[-1])
     for warps, stages in SHAPES:
         found = Shape("gemv", 1, 1, warps, stages)
-        if warps * 2 <= -(-tiles // grid) * blocks and room.fits(
-            found.shared_bytes(FORMATS[name], tiles, blocks, grid), PER_MULTIPROCESSOR
+        if warps * stages <= -(-tiles // grid) * blocks * matrices and room.fits(
+            few_bytes(FORMATS[name], found, tiles, blocks, grid, matrices), PER_MULTIPROCESSOR
         ):
             break
     return found, grid
 
 
 class _Down(ctypes.Structure):
-    """`Down` of csrc/moe.cu."""
+    """`Down` of csrc/moe_down.cu."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("records", "beside", "ids", "lut", "gate", "up", "weights")),
+        *((name, ctypes.c_void_p) for name in ("records", "beside", "ids", "lut", "given", "weights")),
         *((name, ctypes.c_void_p) for name in ("x", "norm", "mix", "residual", "y")),
         *((name, ctypes.c_int) for name in ("used", "hidden", "width", "n", "ldw", "ldx", "ldr")),
-        *((name, ctypes.c_int) for name in ("act", "clamp")),
-        *((name, ctypes.c_float) for name in ("limit", "eps")),
+        ("eps", ctypes.c_float),
     )
 
 
-def down_bytes(fmt: RecordFormat, shape: Shape, tiles: int, across: int, each: int, grid: int) -> int:
-    """Shared memory of one of `grid` thread blocks; across: records of a tile, of all `each` experts."""
-    return shape.shared_bytes(fmt, tiles, across, grid) + 8 * shape.warps + 8 * each
+def down_bytes(fmt: RecordFormat, shape: Shape, most: int, each: int) -> int:
+    """Shared memory of a thread block of at most `most` tiles."""
+    return shape.ring_bytes(fmt) + shape.warps * (2 * few_rows.X_BYTES + 64 * most + 8) + 8 * each
 
 
 @cache
 def _down_shape(
-    name: str, tiles: int, across: int, each: int, rows: int, room: shapes.Room
+    name: str, tiles: int, blocks: int, each: int, rows: int, room: shapes.Room
 ) -> tuple[Shape, int] | None:
-    """The kernel and its thread blocks per row: of those that fit, the one whose warps have least to do."""
+    """The kernel and its thread blocks per row. Of those that fit: where two records of a warp are on their
+    way, if it has two; then where the busiest warp has least to do, then the fewest warps.
+    """
     grid = min(tiles, max(1, PER_MULTIPROCESSOR * room.multiprocessors // rows))
-    units, found = -(-tiles // grid) * across, []
-    for warps, stages in DOWN_SHAPES:
-        shape = Shape("gemv", 1, 1, warps, stages)
-        if room.fits(down_bytes(FORMATS[name], shape, tiles, across, each, grid), PER_MULTIPROCESSOR):
-            found.append((-(-units // warps), warps, -stages, shape))
-    return (min(found, key=lambda one: one[:3])[-1], grid) if found else None
+    most, found = -(-tiles // grid), []
+    for warps, stages in product_of(DOWN_WARPS, DOWN_STAGES):
+        shape, records = Shape("gemv", 1, 1, warps, stages), -(-each * blocks // warps) * most
+        if stages <= records and room.fits(down_bytes(FORMATS[name], shape, most, each), PER_MULTIPROCESSOR):
+            found.append(((stages < min(2, records), records, warps, -stages), shape))
+    return (min(found, key=lambda one: one[0])[1], grid) if found else None
 
 
 class _Few:
@@ -210,39 +228,47 @@ class _Few:
             records = shared.gate_up.packed.parts[0].matrix.records
             self._beside = {2: records.chunk(2), 1: (shared.down.packed.records,)}
 
+    def middle(self, rows: Rows, weights: Any, act: str, clamp: Clamp | None) -> Rows:
+        """act(gate) · up of every pair."""
+        return Rows(self._launch(rows, weights, self.each, act, clamp))
+
     def products(self, rows: Rows, weights: Any, per: int) -> list[Tensor]:
         """f32[pairs, out] of each matrix; rows of x: one for `per` pairs."""
+        return [self._launch(rows, (w,), per) for w in weights]
+
+    def _launch(
+        self, rows: Rows, weights: Any, per: int, act: str = ACTS[0], clamp: Clamp | None = None
+    ) -> Tensor:
+        """f32[pairs, out] of one matrix, or act(first) · second of two."""
         matrix: Matrix = weights[0].packed
-        device, pairs = self.ids.device, self.ids.shape[0] * self.each
+        device, pairs, matrices = self.ids.device, self.ids.shape[0] * self.each, len(weights)
         n = matrix.rows // self.bank.stack.count
         x = rows.few("gemv", late=True)
-        out = [torch.empty(pairs, n, device=device) for _ in weights]
+        y = torch.empty(pairs, n, device=device)
         tiles, blocks = tiles_of(n), matrix.blocks
-        room = shapes.room_of(device.index or 0)
-        cut_for = (self.each if self.fixed else pairs) * len(weights)
-        shape, grid = _shape(matrix.format, tiles, blocks, cut_for, room)
-        beside = self._beside.get(len(weights))
-        stack = _Stack(
-            _two([w.packed.records for w in weights]), NONE if beside is None else _two(beside),
-            self.ids.data_ptr(), self.bank.lut.data_ptr(), _two(out), per, x.shape[1], n, pairs, self.used,
+        cut_for, room = self.each if self.fixed else pairs, shapes.room_of(device.index or 0)
+        shape, grid = _shape(matrix.format, tiles, blocks, cut_for, matrices, room)
+        stack = stack_of(
+            [w.packed.records for w in weights], self._beside.get(matrices, ()), self.ids, self.bank.lut, y,
+            per, x.shape[1], self.used, act, clamp,
         )  # fmt: skip
         args = (
             POINTER(x.data_ptr()), stack, ctypes.c_int(tiles), ctypes.c_int(blocks),
-            ctypes.c_int(shape.warp_room(tiles, blocks, grid)),
+            ctypes.c_int(warp_room(shape, tiles, blocks, grid, matrices)),
         )  # fmt: skip
-        _kernel(device.index or 0, matrix.format, shape).launch(
-            (grid, 1, pairs * len(weights)), 32 * shape.warps,
-            shape.shared_bytes(matrix.fmt, tiles, blocks, grid),
+        _kernel(device.index or 0, matrix.format, shape, "moe", "moe_gemv").launch(
+            (grid, 1, pairs), 32 * shape.warps,
+            few_bytes(matrix.fmt, shape, tiles, blocks, grid, matrices),
             torch.cuda.current_stream(device).cuda_stream, args,
         )  # fmt: skip
-        return out
+        return y
 
     def down(
         self, rows: Rows, weight: Tensor, shared: SharedExpert | None, x: Tensor, norm: Norm | None,
         residual: Tensor | None,
     ) -> Tensor | None:  # fmt: skip
-        """f32[T, E]: all experts of a row, weighted, in one launch; rows: of every pair, not yet activated.
-        None: it does not fit.
+        """f32[T, E]: all experts of a row, weighted, in one launch; rows: of every pair, as the
+        launch just before made them. All else is older. None: it does not fit.
         """
         stack, device = self.bank.stack, self.ids.device
         matrix: Matrix = stack.down.packed
@@ -250,26 +276,34 @@ class _Few:
         n, hidden = matrix.rows // stack.count, rows.x.shape[1]
         tiles, room = tiles_of(n), shapes.room_of(device.index or 0)
         cut_for = 1 if self.fixed else count
-        cut = _down_shape(matrix.format, tiles, self.each * blocks, self.each, cut_for, room)
+        cut = _down_shape(matrix.format, tiles, blocks, self.each, cut_for, room)
         if cut is None or hidden % 4 or x.shape[1] % 4:
             return None
         y = torch.empty(count, n, device=device)
-        if residual is not None and (residual.stride(-1) != 1 or residual.dtype is not torch.float32):
-            residual = residual.float().contiguous()
         beside = self._beside.get(1)
         it = down_of(
             matrix.records, None if beside is None else beside[0], self.ids, self.bank.lut, rows, weight,
             None if shared is None else shared.gate, x, norm, residual, y,
         )  # fmt: skip
-        shape, grid = cut
-        spare = shape.warp_room(tiles, self.each * blocks, grid)
-        args = (it, ctypes.c_int(tiles), ctypes.c_int(blocks), ctypes.c_int(spare))
-        _kernel(device.index or 0, matrix.format, shape, "moe_down").launch(
-            (grid, 1, count), 32 * shape.warps,
-            down_bytes(matrix.fmt, shape, tiles, self.each * blocks, self.each, grid),
+        (shape, grid), most = cut, -(-tiles // cut[1])
+        args = (it, ctypes.c_int(tiles), ctypes.c_int(blocks), ctypes.c_int(most))
+        _kernel(device.index or 0, matrix.format, shape, "moe_down", "moe_down").launch(
+            (grid, 1, count), 32 * shape.warps, down_bytes(matrix.fmt, shape, most, self.each),
             torch.cuda.current_stream(device).cuda_stream, args,
         )  # fmt: skip
         return y
+
+
+def stack_of(
+    records: Sequence[Tensor], beside: Sequence[Tensor], ids: Tensor, lut: Tensor, y: Tensor, per: int,
+    rows: int, used: int, act: str, clamp: Clamp | None,
+) -> _Stack:  # fmt: skip
+    """The arguments of the launch; rows: of x."""
+    at = (ids.data_ptr(), lut.data_ptr(), y.data_ptr())
+    return _Stack(
+        _two(records), _two(beside), *at, per, rows, y.shape[1], y.shape[0], used, 1 + ACTS.index(act),
+        0 if clamp is None else 1 if clamp.at == "before" else 2, 0.0 if clamp is None else clamp.limit,
+    )  # fmt: skip
 
 
 def down_of(
@@ -277,24 +311,17 @@ def down_of(
     mix: Tensor | None, x: Tensor, norm: Norm | None, residual: Tensor | None, y: Tensor,
 ) -> _Down:  # fmt: skip
     """The arguments of the launch."""
-    assert rows.up is not None
-    given = (records, beside, ids, lut, rows.x, rows.up, weight, x, norm and norm.weight, mix, residual, y)
-    clamp = rows.clamp
+    given = (records, beside, ids, lut, rows.x, weight, x, norm and norm.weight, mix, residual, y)
     return _Down(
         *(None if one is None else one.data_ptr() for one in given),
         ids.shape[1], rows.x.shape[1], x.shape[1], y.shape[1], weight.stride(0), x.stride(0),
-        0 if residual is None else residual.stride(0), 1 + ACTS.index(rows.act),
-        0 if clamp is None else 1 if clamp.at == "before" else 2, 0.0 if clamp is None else clamp.limit,
-        0.0 if norm is None else norm.eps,
+        0 if residual is None else residual.stride(0), 0.0 if norm is None else norm.eps,
     )  # fmt: skip
 
 
-NONE = (ctypes.c_void_p * 2)()
-
-
 def _two(tensors: Sequence[Tensor]) -> Any:
-    """Addresses; of one tensor, twice."""
-    return (ctypes.c_void_p * 2)(*(tensors[place % len(tensors)].data_ptr() for place in range(2)))
+    """Addresses of at most two."""
+    return (ctypes.c_void_p * 2)(*(one.data_ptr() for one in tensors))
 
 
 # --- many rows
@@ -310,6 +337,11 @@ class _Sorted:
         moe_kernels.sort_pairs[(self.count + 1,)](
             ids, bank.lut, self.order, self.starts, self.pairs, STEP=SORTED, num_warps=8
         )
+
+    def middle(self, rows: Rows, weights: Any, act: str, clamp: Clamp | None) -> Rows:
+        """As `_Few.middle`, not computed yet."""
+        gate, up = self.products(rows, weights, self.each)
+        return Rows(gate, None, up, act, clamp)
 
     def products(self, rows: Rows, weights: Any, per: int) -> list[Tensor]:
         """As `_Few.products`."""
@@ -355,7 +387,7 @@ def _scratch(device: torch.device, need: int) -> Tensor:
     return product._scratch(device, room)[:need]
 
 
-def _weights(given: Tensor) -> Tensor:
+def _floats(given: Tensor) -> Tensor:
     """f32[T, k], rows at any stride."""
     given = given.float()
     return given if given.stride(1) == 1 else given.contiguous()
@@ -367,8 +399,6 @@ def _combine(
 ) -> Tensor:  # fmt: skip
     rows, each, width = y.shape
     out = torch.empty(rows, width, device=x.device)
-    if residual is not None and residual.stride(-1) != 1:
-        residual = residual.contiguous()
     moe_kernels.combine[(rows, -(-width // COLS))](
         y, ids, lut, weight, y if shared is None else shared, x, x if norm is None else norm.weight,
         y if gate is None else gate, y if residual is None else residual, out, width, each,

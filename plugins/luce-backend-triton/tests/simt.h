@@ -118,6 +118,7 @@ template <class F> static uint32_t on_halves(uint32_t a, uint32_t b, uint32_t c,
   return result;
 }
 #define __expf expf
+static int __float2int_rn(float value) { return (int)lrintf(value); }
 template <class T> static T __ldcg(const T* from) { return *from; }
 template <class T> static void __stcg(T* to, T value) { *to = value; }
 static void __threadfence() {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from luce_backend_triton import moe, ops
+from luce_backend_triton import moe, ops, shapes
 
 from luce_core.contracts import Clamp, ExpertStack, Linear, LinearGroup, Norm, RawLinear, SharedExpert
 from luce_core.model.weights import ResidentExperts
@@ -100,3 +100,27 @@ def test_pairs_are_sorted_by_expert(device, layer):
     chosen = moe._Sorted(layer[0], ids)  # places 1 -, 4 -, 2 1, 1 4
     assert chosen.starts.tolist() == [0, 0, 3, 4, 4, 6]
     assert chosen.order[:6].tolist() == [0, 5, 6, 4, 2, 7]
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+def test_one_row_asks_for_all_its_records_before_it_waits(name):
+    """256 experts of 2048 x 512, 8 used and a shared one, on an H200."""
+    room = shapes.Room(132, 227 << 10, 228 << 10)
+    shape, grid = moe._shape(name, 32, 8, 9, 2, room)
+    assert grid == 32
+    assert shape.warps * shape.stages == 2 * 8
+    shape, grid = moe._down_shape(name, 128, 2, 9, 1, room)
+    assert grid == 128
+    assert shape.warps * shape.stages == 2 * 9
+
+
+def test_shapes_fit_small_cards_and_no_thread_block_has_more_than_its_share():
+    small, large = shapes.Room(20, 64 << 10, 64 << 10), shapes.Room(132, 227 << 10, 228 << 10)
+    for name in ("Q8_0", "Q4_K"):
+        for rows in (1, 3, 16):
+            assert moe._down_shape(name, 128, 2, 9, rows, small) is not None
+            for room in (small, large):
+                _, grid = moe._shape(name, 32, 8, 9 * rows, 2, room)
+                share = 32 * 9 * rows // (2 * room.multiprocessors)
+                assert -(-32 // grid) <= max(1, share)
+    assert moe._down_shape("Q4_K", 128, 2, 9, 1, shapes.Room(20, 3 << 10, 3 << 10)) is None

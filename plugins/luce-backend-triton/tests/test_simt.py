@@ -119,40 +119,56 @@ MoeGiven = simt.fields(
 )
 
 
-@pytest.mark.parametrize(("name", "per", "grid"), [("Q4_K", 2, 2), ("Q6_K", 1, 1)])
+@pytest.mark.parametrize(
+    ("name", "per", "grid", "matrices", "act", "clamp"),
+    [
+        ("Q4_K", 2, 2, 2, "silu", None),
+        ("Q4_K", 2, 3, 1, "silu", None),
+        ("Q6_K", 1, 1, 2, "gelu", Clamp(1.0)),
+        ("Q8_0", 2, 1, 2, "relu", Clamp(1.0, "after")),
+    ],
+)
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
-def test_experts(tmp_path, blocks, dequantized, name, per, grid, beside):
+def test_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, beside):
     """beside: every third pair is one of the last expert's matrices, given by themselves."""
     count, rows, cols, shape = 3, 40, 512, Shape("gemv", 1, 1, 4, 2)
     tall = formats.tiles_of(rows) * formats.TILE_ROWS
-    data = [blocks(name, count * tall, cols, seed) for seed in (1, 2)]
+    data = [blocks(name, count * tall, cols, seed) for seed in range(matrices)]
     records = [formats.pack(name, torch.from_numpy(one)).contiguous() for one in data]
     ids = torch.tensor([2, 0, -1, 3, 1, 2], dtype=torch.int32)
     lut = torch.tensor([1, 2, 0, -1], dtype=torch.int32)
-    pairs, x = ids.numel(), torch.randn(6 // per, cols)
+    every = [torch.from_numpy(dequantized(one, name).copy()).double() for one in data]
+    usual = max(float(one.norm()) for one in every) / (count * tall) ** 0.5  # products are about 1
+    pairs, x = ids.numel(), torch.randn(6 // per, cols) / usual
     given = few_rows.prepare(x, "gemv").contiguous()
-    y = [torch.full((pairs, rows), torch.nan) for _ in data]
+    y = torch.full((pairs, rows), torch.nan)
     defines = few_rows.defines(formats.FORMATS[name], shape)
     library = simt.build(tmp_path, "moe", "moe_gemv", defines, MOE, after=("gemv",))
     tiles, across = tall // formats.TILE_ROWS, records[0].shape[1]
-    told, own, used = ids, moe.NONE, pairs
+    told, own, used = ids, (), pairs
     if beside:
         told, used = ids.view(2, 3)[:, :2].contiguous(), 2
         ids[2::3], lut[2] = 2, 2  # what the kernel is to do with what it was not told
-        own = moe._two([one[2 * tiles :] for one in records])
-    at = (told.data_ptr(), lut.data_ptr())
-    stack = moe._Stack(moe._two(records), own, *at, moe._two(y), per, x.shape[0], rows, pairs, used)
-    it = MoeGiven(given.data_ptr(), stack, tiles, across, shape.warp_room(tiles, across, grid))
-    shared = shape.shared_bytes(formats.FORMATS[name], tiles, across, grid)
-    library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, pairs * len(data))
-    for got, one in zip(y, data, strict=True):
-        exact = torch.from_numpy(dequantized(one, name).copy()).double().view(count, tall, cols)
-        for pair, expert in enumerate(ids.tolist()):
-            place = -1 if expert < 0 else int(lut[expert])
-            if place < 0:
-                assert not got[pair].any()
-            else:
-                close(got[pair], exact[place, :rows] @ x[pair // per].double(), 1e-4)
+        own = [one[2 * tiles :] for one in records]
+    stack = moe.stack_of(records, own, told, lut, y, per, x.shape[0], used, act, clamp)
+    it = MoeGiven(given.data_ptr(), stack, tiles, across, moe.warp_room(shape, tiles, across, grid, matrices))
+    shared = moe.few_bytes(formats.FORMATS[name], shape, tiles, across, grid, matrices)
+    library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, pairs)
+    for pair, expert in enumerate(ids.tolist()):
+        place = -1 if expert < 0 else int(lut[expert])
+        if place < 0:
+            assert not y[pair].any()
+            continue
+        parts = [one.view(count, tall, cols)[place, :rows] @ x[pair // per].double() for one in every]
+        close(y[pair], activated(*parts, act, clamp) if matrices == 2 else parts[0], 1e-4)
+
+
+def activated(gate, up, act, clamp):
+    if clamp is None:
+        return acts(act)(gate) * up
+    before = clamp.at == "before"
+    mid = acts(act)(gate.clamp(max=clamp.limit) if before else gate)
+    return (mid if before else mid.clamp(max=clamp.limit)) * up.clamp(-clamp.limit, clamp.limit)
 
 
 DOWN = "Down d; int tiles; int blocks; int room;"
@@ -160,18 +176,19 @@ DownGiven = simt.fields(("d", moe._Down), *((name, ctypes.c_int) for name in ("t
 
 
 @pytest.mark.parametrize(
-    ("name", "hidden", "act", "clamp", "grid", "warps", "stages"),
+    ("name", "hidden", "grid", "warps", "stages"),
     [
-        ("Q4_K", 512, "silu", None, 3, 4, 3),
-        ("Q6_K", 256, "gelu", Clamp(0.5), 1, 2, 2),
-        ("Q8_0", 288, "gelu_tanh", Clamp(0.5, "after"), 2, 5, 2),  # a block of columns that is not full
-        ("MXFP4", 64, "relu", None, 1, 1, 2),
-        ("NVFP4", 320, "silu", None, 2, 3, 2),
+        ("Q4_K", 512, 3, 4, 3),
+        ("Q4_K", 512, 5, 8, 1),  # more warps than parts, when alone
+        ("Q6_K", 256, 1, 2, 2),
+        ("Q8_0", 288, 2, 5, 2),  # a block of columns that is not full
+        ("MXFP4", 64, 1, 1, 2),
+        ("NVFP4", 320, 2, 3, 1),
     ],
 )
 @pytest.mark.parametrize("common", [False, True], ids=["alone", "beside"])
 def test_all_experts_of_a_row_at_once(
-    tmp_path, blocks, dequantized, name, hidden, act, clamp, grid, warps, stages, common
+    tmp_path, blocks, dequantized, name, hidden, grid, warps, stages, common
 ):
     """common: with a shared expert behind them, that has a gate with a norm."""
     count, used, rows, width = 3, 3, 2, 80
@@ -184,25 +201,21 @@ def test_all_experts_of_a_row_at_once(
     lut = torch.tensor([1, 2, 0, -1], dtype=torch.int32)
     weight, x, residual = torch.rand(rows, 5)[:, :used], torch.randn(rows, width), torch.randn(rows, width)
     norm, mix = Norm(torch.rand(width) + 0.5, 1e-5), torch.randn(width)
-    gate, up = torch.randn(2, rows * each, hidden)
+    mid = torch.randn(rows * each, hidden)
     y = torch.full((rows, width), torch.nan)
     own = records[count * tiles :] if common else None
-    middle = product.Rows(gate, None, up, act, clamp)
     down = moe.down_of(
-        records, own, ids, lut, middle, weight, mix if common else None, x, norm, residual, y
+        records, own, ids, lut, product.Rows(mid), weight, mix if common else None, x, norm, residual, y
     )  # fmt: skip
-    library = simt.build(tmp_path, "moe", "moe_down", few_rows.defines(fmt, shape), DOWN, after=("gemv",))
-    it = DownGiven(down, tiles, across, shape.warp_room(tiles, each * across, grid))
-    shared = moe.down_bytes(fmt, shape, tiles, each * across, each, grid)
+    library = simt.build(
+        tmp_path, "moe_down", "moe_down", few_rows.defines(fmt, shape), DOWN, after=("gemv",)
+    )
+    it = DownGiven(down, tiles, across, -(-tiles // grid))
+    shared = moe.down_bytes(fmt, shape, -(-tiles // grid), each)
     library.launch_deep(ctypes.byref(it), grid, 32 * warps, shared, rows)
 
     exact = torch.from_numpy(dequantized(data, name).copy()).double().view(count + 1, wide, hidden)[:, :width]
-    if clamp is None:
-        mid = acts(act)(gate.double()) * up.double()
-    else:
-        before = clamp.at == "before"
-        mid = acts(act)(gate.double().clamp(max=clamp.limit) if before else gate.double())
-        mid = (mid if before else mid.clamp(max=clamp.limit)) * up.double().clamp(-clamp.limit, clamp.limit)
+    mid = mid.double()
     want = residual.double()
     for row in range(rows):
         for place in range(used):

@@ -53,11 +53,12 @@ __device__ __forceinline__ void commit() {
   asm volatile("cp.async.commit_group;");
 #endif
 }
-__device__ __forceinline__ void wait() {  // for all but the newest STAGES - 2 groups
+template <int NEWEST> __device__ __forceinline__ void wait_but() {  // for all groups but the newest
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+  asm volatile("cp.async.wait_group %0;" ::"n"(NEWEST));
 #endif
 }
+__device__ __forceinline__ void wait() { wait_but<(STAGES > 2 ? STAGES - 2 : 0)>(); }
 __device__ __forceinline__ void wait_all() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_all;");
@@ -92,6 +93,14 @@ __device__ __forceinline__ void wait_for_x(int beside) {
   if (beside & 1) let_next_start();
 }
 __device__ __forceinline__ void end_beside(int beside) { if (beside & 2) wait_for_previous(); }
+
+// Thread blocks of two launches share a multiprocessor's registers. Where those of the first take them all, the second's ask for
+// no weights before the first is over. So kernels that are to meet are compiled for as many threads of theirs at a time.
+#if __CUDA_ARCH__ == 900
+#define THREADS(at_a_time) __launch_bounds__(32 * WARPS, (at_a_time) / (32 * WARPS) ? (at_a_time) / (32 * WARPS) : 1)
+#else
+#define THREADS(at_a_time) __launch_bounds__(32 * WARPS, 1)
+#endif
 
 // --- the input of a product
 

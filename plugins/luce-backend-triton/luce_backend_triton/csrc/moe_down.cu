@@ -1,0 +1,171 @@
+// Behind gemv.cu too, whose `multiply` it uses: the sum over all experts of a row.
+//
+// y[row] = Σ over the experts of a row of weight · expert's matrix · given, + residual. A shared expert comes last,
+// its weight sigmoid(mix · norm(x)).
+//
+// Grid: (blocks of row tiles, 1, rows). A part is 256 columns of one expert; warp w has parts w, w + WARPS, ... of all tiles
+// of its thread block, and makes their x ready for itself. Shared memory: of each warp its x of two parts, then rings, sums
+// f32[WARPS][most tiles][16], squares and products f32[2][WARPS], weights and experts [each].
+//
+// `given` is what the launch before makes. All else is older, and read before that one is over, as in moe.cu: three thread
+// blocks of it and one of this find room in a multiprocessor's registers.
+//
+// instructions: IDP\.4A (LDG|LDGSTS)\.[.\w]*128
+
+struct Down {
+  const u8 *records, *beside;  // of the shared expert, or none
+  const int *ids, *lut;        // [rows][used]
+  const float* given;          // [rows · each][hidden], each: used, and the shared one
+  const float* weights;        // [rows][ldw]
+  const float *x, *norm, *mix;  // [rows][ldx]; norm, mix: [width], or none
+  const float* residual;        // [rows][ldr], or none
+  float* y;                     // [rows][n]
+  int used, hidden, width, n, ldw, ldx, ldr;
+  float eps;
+};
+
+// 256 columns as `multiply` wants them. A lane has those of its group (of 32) that one word of each half holds.
+__device__ __forceinline__ void make_ready(u8* to, const float (&v)[8], float share, int lane) {
+  float top = 1e-30f;  // its inverse is a number
+#pragma unroll
+  for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));
+#pragma unroll
+  for (int i = 16; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+  const float steps = 32512.f / top;
+  u32 word[4];  // high of both halves, low of both
+  int sum = 0;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int whole[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) sum += whole[e] = __float2int_rn(v[4 * half + e] * steps);
+    word[2 + half] = __byte_perm(__byte_perm(whole[0], whole[2], 0x40), __byte_perm(whole[1], whole[3], 0x40), 0x5410);
+#pragma unroll
+    for (int e = 0; e < 4; e++) whole[e] += 128;
+    word[half] = __byte_perm(__byte_perm(whole[0], whole[2], 0x51), __byte_perm(whole[1], whole[3], 0x51), 0x5410);
+  }
+  *(u32x4*)(to + lane * 16) = u32x4{word[0], word[1], word[2], word[3]};
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  if ((lane & 3) == 0) ((int*)(to + X_WORDS))[lane >> 2] = sum;
+  if (lane == 0) *(float*)(to + X_FACTOR) = top / 32512.f * share;
+}
+
+extern "C" __global__ void THREADS(1152)
+moe_down(Down d, int tiles, int blocks, int room) {
+  extern __shared__ __align__(16) u8 shared[];
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.z;
+  const int each = d.used + (d.beside != nullptr), parts = each * blocks;
+  const int tile0 = first_unit(blockIdx.x, gridDim.x, tiles), num_tiles = first_unit(blockIdx.x + 1, gridDim.x, tiles) - tile0;
+  u8 *x = shared + warp * 2 * X_BYTES, *ring = shared + WARPS * 2 * X_BYTES + warp * STAGES * RECORD;
+  float* partial = (float*)(shared + WARPS * (2 * X_BYTES + STAGES * RECORD));
+  float* scratch = partial + WARPS * room * 16;
+  float* weight = scratch + 2 * WARPS;
+  int* expert = (int*)(weight + each);
+  for (int i = threadIdx.x; i < d.used; i += 32 * WARPS) {
+    const u32 given = load1(d.weights + (size_t)row * d.ldw + i);
+    const int id = (int)load1(d.ids + row * d.used + i), place = id < 0 ? -1 : d.lut[id];
+    expert[i] = max(place, 0);  // what is not there counts for nothing
+    weight[i] = place < 0 ? 0.f : __uint_as_float(given);
+  }
+  __syncthreads();
+
+  int next = warp, tile = 0;
+  const u8* source = nullptr;
+  u8* to = ring;
+  auto seek = [&]() {
+    if (next >= parts) return;
+    const int place = next / blocks;
+    source = place == d.used ? d.beside : d.records + (size_t)expert[place] * tiles * blocks * RECORD;
+    source += ((size_t)tile0 * blocks + next - place * blocks) * RECORD;
+  };
+  auto fetch = [&]() {
+    if (next < parts) {
+      copy_record(to, source, lane);
+      source += (size_t)blocks * RECORD;
+      if (++tile == num_tiles) tile = 0, next += WARPS, seek();
+    }
+    commit();
+    to = to == ring + (STAGES - 1) * RECORD ? ring : to + RECORD;
+  };
+  seek();
+#pragma unroll
+  for (int i = 0; i < STAGES; i++) fetch();
+  if (d.mix) {
+    const float* from = d.x + (size_t)row * d.ldx;
+    float mixed = 0.f, squares = 0.f;
+    for (int i = threadIdx.x * 4; i < d.width; i += 32 * WARPS * 4) {
+      const float4 v = load4(from + i), m = *(const float4*)(d.mix + i);
+      const float4 w = d.norm ? *(const float4*)(d.norm + i) : float4{1.f, 1.f, 1.f, 1.f};
+      mixed += v.x * w.x * m.x + v.y * w.y * m.y + v.z * w.z * m.z + v.w * w.w * m.w;
+      squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+#pragma unroll
+    for (int i = 16; i; i >>= 1) mixed += __shfl_xor_sync(~0u, mixed, i), squares += __shfl_xor_sync(~0u, squares, i);
+    if (lane == 0) scratch[warp] = mixed, scratch[WARPS + warp] = squares;
+    __syncthreads();
+    if (warp == 0) {
+      mixed = lane < WARPS ? scratch[lane] : 0.f, squares = lane < WARPS ? scratch[WARPS + lane] : 0.f;
+#pragma unroll
+      for (int i = 16; i; i >>= 1) mixed += __shfl_xor_sync(~0u, mixed, i), squares += __shfl_xor_sync(~0u, squares, i);
+      if (d.norm) mixed /= sqrtf(squares / (float)d.width + d.eps);
+      if (lane == 0) weight[d.used] = 1.f / (1.f + __expf(fminf(-mixed, 80.f)));
+    }
+  } else if (threadIdx.x == 0 && d.beside) {
+    weight[d.used] = 1.f;
+  }
+  const int sums = num_tiles * 16, first_row = tile0 * 16;
+  float residual = 0.f;
+  if (d.residual && threadIdx.x < sums && first_row + threadIdx.x < d.n)
+    residual = __uint_as_float(load1(d.residual + (size_t)row * d.ldr + first_row + threadIdx.x));
+  __syncthreads();
+  wait_for_previous();
+  let_next_start();
+
+  const u8* record = ring;
+  for (int first = warp; first < parts; first += 2 * WARPS) {  // two parts at a time: columns of both are asked for at once
+    float v[2][8];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      const int part = first + k * WARPS, place = part / blocks, at = (part - place * blocks) * 256 + (lane >> 2) * 32 + (lane & 3) * 4;
+      const float* from = d.given + ((size_t)row * each + place) * d.hidden + at;
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const float4 four = part < parts && at + half * 16 < d.hidden ? load4(from + half * 16) : float4{0.f, 0.f, 0.f, 0.f};
+        v[k][4 * half] = four.x, v[k][4 * half + 1] = four.y, v[k][4 * half + 2] = four.z, v[k][4 * half + 3] = four.w;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+      if (first + k * WARPS < parts) make_ready(x + k * X_BYTES, v[k], weight[(first + k * WARPS) / blocks], lane);
+    for (int k = 0; k < 2 && first + k * WARPS < parts; k++) {
+      float* mine = partial + warp * room * 16 + (lane >> 2);
+      for (int i = 0; i < num_tiles; i++, mine += 16) {
+        wait_but<STAGES - 1>();
+        __syncwarp();
+        float total[2][X_ROWS] = {};
+        multiply(total, record, x + k * X_BYTES, lane);
+        record = record == ring + (STAGES - 1) * RECORD ? ring : record + RECORD;
+        __syncwarp();
+        fetch();
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+          float sum = total[j][0];
+          sum += __shfl_xor_sync(~0u, sum, 1);
+          sum += __shfl_xor_sync(~0u, sum, 2);
+          if ((lane & 3) == 0) mine[8 * j] = first + k == warp ? sum : mine[8 * j] + sum;
+        }
+      }
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
+    float v = 0.f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++)
+      if (w < parts) v += partial[w * room * 16 + i];
+    if (first_row + i >= d.n) continue;
+    if (i != threadIdx.x) residual = d.residual ? d.residual[(size_t)row * d.ldr + first_row + i] : 0.f;
+    d.y[(size_t)row * d.n + first_row + i] = v + residual;
+  }
+}
