@@ -41,7 +41,10 @@ from luce_core.testing.rig import ModelRig
 HOOKS = ("luce_arch_qwen35.hooks", "luce_backend_triton.hooks")
 DEVICE = "cuda:0"
 GREEDY = SamplingParams(temperature=0.0)
-SAMPLED = SamplingParams(temperature=0.7, top_p=0.95, seed=1)
+SAMPLED = {
+    "top-p": SamplingParams(temperature=0.7, top_p=0.95, seed=1),
+    "penalties": SamplingParams(temperature=0.0, repetition=1.1, frequency=0.1, logit_bias={7: -1.0}),
+}
 ANSWER = 128
 WARM = 16
 """Tokens of an answer before the clock starts: kernels compile, graphs are captured."""
@@ -127,6 +130,7 @@ def conversations(bench: Bench) -> Iterator[tuple[str, list[int]]]:
         "greedy": SamplingParams(temperature=0.0),
         "temperature": SamplingParams(temperature=0.8, seed=3),
         "top-p": SamplingParams(temperature=0.8, top_p=0.9, seed=3),
+        "penalties": SamplingParams(temperature=0.8, top_p=0.9, repetition=1.2, frequency=0.2, seed=3),
     }
     for kind, params in kinds.items():
         texts = [prompt(90, seed) for seed in range(4)]  # prompts too are replayed from the third on
@@ -350,9 +354,10 @@ def measure(kept: record.Record, path: Path, name: str, given: argparse.Namespac
         took = bench.decode_s(depth, 1)
         line = f"depth {depth}, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s"
         kept.say(line, "engine, one sequence", **about, context=depth, batch=1, seconds_per_step=took)
-    took = bench.decode_s(0, 1, SAMPLED)
-    line = f"sampled with top-p, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s"
-    kept.say(line, "engine, sampled", **about, context=0, batch=1, seconds_per_step=took)
+    for kind, params in SAMPLED.items():
+        took = bench.decode_s(0, 1, params)
+        line = f"sampled with {kind}, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s"
+        kept.say(line, "engine, sampled", **about, sampled=kind, context=0, batch=1, seconds_per_step=took)
     first = None
     for rows in map(int, given.rows.split(",")):
         took = bench.decode_s(0, rows)

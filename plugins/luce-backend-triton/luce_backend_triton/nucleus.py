@@ -12,7 +12,7 @@ from luce_backend_triton.kernels import INTERPRETED
 
 STEP = 1024 if INTERPRETED else 512
 """Columns of a program: a row of 250,000 is one for each of 500."""
-LISTED = 1024
+LISTED = 2048
 """Columns of the range with the cut that the search holds in registers; more are read again and again."""
 
 
@@ -55,6 +55,6 @@ def find_cuts(logits: Tensor, tops: Tensor, search: Search) -> tuple[Tensor, Ten
         *given, search.found, listed, rows, vocab, parts, STEP=STEP, P=most, num_warps=4
     )
     kernels.find_cut[(rows,)](
-        *given, search.found, listed, cut, last, rows, vocab, parts, C=LISTED, P=most, num_warps=4
+        *given, search.found, listed, cut, last, rows, vocab, parts, C=LISTED, P=most, num_warps=8
     )
     return cut, last

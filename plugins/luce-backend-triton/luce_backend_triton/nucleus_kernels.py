@@ -14,7 +14,11 @@ import triton
 import triton.language as tl
 
 RANGES = tl.constexpr(32)
-"""Of a pass. Those of the first are 1 apart, the last takes what is left."""
+"""Of a pass."""
+NEAR, FALL, FAR_FALL = tl.constexpr(24), tl.constexpr(0.5), tl.constexpr(2.75)
+"""How far below the best those of the first pass end: NEAR of them one FALL each, then one FAR_FALL each down
+to where a million have no mass, and the last takes what is left.
+"""
 UNIT = tl.constexpr(float(1 << 40))
 """The mass of the best: a million like it are an i64 still, and 2^-40 of it is less than f32 sums tell."""
 NOTHING = tl.constexpr(-2139095041)
@@ -68,15 +72,17 @@ def passed(row, rows, tops, parts, above, share, DONE: tl.constexpr, P: tl.const
     top = tl.max(best, 0)
     low, high = tl.full((), NOTHING, tl.int32), key_of(top)
     top = tl.minimum(tl.maximum(top, -LARGEST), LARGEST)
-    bounds = tl.where(j < RANGES - 1, key_of(top - (j + 1).to(tl.float32)), NOTHING)
+    near = tl.minimum(j + 1, NEAR)
+    fall = near.to(tl.float32) * FALL + (j + 1 - near).to(tl.float32) * FAR_FALL
+    bounds = tl.where(j < RANGES - 1, key_of(top - fall), NOTHING)
     beyond, wanted = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
     if DONE > 0:
         whole = tl.sum(tl.where(j == RANGES - 1, one, 0), 0)
         wanted = tl.maximum(tl.ceil(share * whole.to(tl.float32)).to(tl.int64), 1)
         low, high, beyond = range_in(one, bounds, high, wanted)
         width = high.to(tl.int64) - low.to(tl.int64)
-        fall = (j + 1).to(tl.int64) * ((width + RANGES - 1) // RANGES)
-        bounds = tl.maximum(high.to(tl.int64) - fall, low.to(tl.int64)).to(tl.int32)
+        down = (j + 1).to(tl.int64) * ((width + RANGES - 1) // RANGES)
+        bounds = tl.maximum(high.to(tl.int64) - down, low.to(tl.int64)).to(tl.int32)
     if DONE > 1:
         low, high, beyond = range_in(two, bounds, high, wanted)
     return top, bounds, low, high, beyond, wanted

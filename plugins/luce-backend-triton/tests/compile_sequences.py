@@ -178,7 +178,7 @@ def variants(target, dim, pairs):
         passed = {"DONE": done, "STEP": 512, "P": 128}
         yield nucleus_kernels.add_masses, passed, numbers, {"num_warps": 8}
     yield nucleus_kernels.list_range, {"STEP": 512, "P": 128}, numbers, {}
-    yield nucleus_kernels.find_cut, {"C": 1024, "P": 128}, numbers, {}
+    yield nucleus_kernels.find_cut, {"C": 2048, "P": 128}, numbers, {"num_warps": 8}
     kept = {"NOISE": True, "MIN_P": True, "TOP_P": True, "STEP": 1024, "P": 128}
     yield pick_kernels.best_of_part, kept, numbers, {}
     yield pick_kernels.best_of_parts, {"P": 256}, {**numbers, "out": "*i64"}, {"num_warps": 1}

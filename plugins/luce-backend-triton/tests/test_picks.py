@@ -145,7 +145,7 @@ def test_the_nucleus_of_rows_in_which_hardly_anything_is_possible(device):
     assert picks.sample(None, rows, b, table(device, *NUCLEUS[:2]).step([0, 1])).tolist() == [1234, 5]
 
 
-@pytest.mark.parametrize("listed", [256, 1024])
+@pytest.mark.parametrize("listed", [256, 2048])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
 def test_a_range_of_any_number_of_candidates_is_searched(device, monkeypatch, listed, scale):
     """Also one that registers do not hold; values lie close together, far apart, and in ties."""
