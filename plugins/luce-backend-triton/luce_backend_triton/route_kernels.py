@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOWEST = tl.constexpr(-(2**31))
+
 
 @triton.jit
 def logits(
@@ -44,6 +46,7 @@ def pick(
     e = tl.arange(0, X)
     inside = e < count
     v = tl.load(logits + row * count + e, mask=inside, other=-float("inf"))
+    padding = tl.load(parent + row) == -2
     if SOFTMAX:
         score = tl.exp(v - tl.max(v, 0))
         score = score / tl.sum(score, 0)
@@ -52,18 +55,24 @@ def pick(
     by = score
     if BIAS:
         by = score + tl.load(bias + e, mask=inside, other=0.0)
-    by = tl.where(inside, by, -float("inf"))
+    # As integers of the same order, which a warp compares in one instruction.
+    order = by.to(tl.int32, bitcast=True)
+    order = tl.where(inside, order ^ ((order >> 31) & 0x7FFFFFFF), LOWEST)
+    bits = score.to(tl.int32, bitcast=True)
     j = tl.arange(0, triton.next_power_of_2(K))
     chosen = tl.zeros_like(j)
-    share = tl.zeros_like(j).to(tl.float32)
+    share = tl.zeros_like(j)
     for place in tl.static_range(K):
-        best = tl.argmax(by, 0, tie_break_left=True)
+        top = tl.max(order, 0)
+        best = tl.min(tl.where(order == top, e, X - 1), 0)
         chosen = tl.where(j == place, best, chosen)
-        share = tl.where(j == place, tl.sum(tl.where(e == best, score, 0.0), 0), share)
-        by = tl.where(e == best, -float("inf"), by)
+        if BIAS:
+            top = tl.max(tl.where(e == best, bits, 0), 0)
+        share = tl.where(j == place, top, share)
+        order = tl.where(e == best, LOWEST, order)
+    share = share.to(tl.float32, bitcast=True)
     if RENORM:
         share = share / (tl.sum(share, 0) + 1e-20)
-    padding = tl.load(parent + row) == -2
     chosen = tl.where(padding, -1, chosen)
     share = tl.where(padding, 0.0, share * scale)
     tl.store(ids + row * K + j, chosen, mask=j < K)
