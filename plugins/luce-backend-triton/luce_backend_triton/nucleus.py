@@ -1,4 +1,4 @@
-"""Where top-p cuts the rows of a step: found without an order, and without waiting for the device."""
+"""Where top-k and top-p cut the rows of a step: without an order, or waiting for the device."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class Search:
 
     shares: Tensor
     """f32[rows]: the mass each row keeps, 1 where it keeps all."""
+    limits: Tensor
+    """i32[rows]: how many each row keeps at most, 0 where as many as there are."""
     above: Tensor
     """i64[2, rows, 32], zeros."""
     found: Tensor
@@ -32,6 +34,7 @@ class Search:
         """Not filled yet."""
         return Search(
             torch.empty(rows, device=device),
+            torch.empty(rows, dtype=torch.int32, device=device),
             torch.empty(2, rows, kernels.RANGES.value, dtype=torch.int64, device=device),
             torch.empty(rows, dtype=torch.int32, device=device),
         )
@@ -46,7 +49,7 @@ def find_cuts(logits: Tensor, tops: Tensor, search: Search) -> tuple[Tensor, Ten
     most = triton.next_power_of_2(parts)
     listed = torch.empty(rows, vocab, dtype=torch.int32, device=logits.device)
     cut, last = (torch.empty_like(search.found) for _ in range(2))
-    given = logits, tops, search.shares, search.above
+    given = logits, tops, search.shares, search.limits, search.above
     for done in range(2):
         kernels.add_masses[(rows, splits)](
             *given, rows, vocab, parts, DONE=done, STEP=STEP, P=most, num_warps=8

@@ -77,10 +77,10 @@ def process(
 
 @triton.jit(do_not_specialize=["rows"])
 def top_of_part(
-    logits, tops, vocab, part, wanted, seq, slot, temperature, top_p, shares, above, found, rows,
-    TOP_P: tl.constexpr, STEP: tl.constexpr,
+    logits, tops, vocab, part, wanted, seq, slot, temperature, top_k, top_p, shares, limits, above, found,
+    rows, CUT: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """The largest of `part` columns of one row; with TOP_P what the search for its cut begins with, too.
+    """The largest of `part` columns of one row; with CUT what the search for its cut begins with, too.
     Grid (rows, parts).
     """
     row, split = tl.program_id(0), tl.program_id(1)
@@ -91,11 +91,12 @@ def top_of_part(
         c = start + tl.arange(0, STEP)
         top = tl.maximum(top, load_row(logits, row, vocab, c, c < last))
     tl.store(tops + row * tl.num_programs(1) + split, tl.max(top, 0))
-    if TOP_P:
+    if CUT:
         if split == 0:
             s = tl.load(slot + tl.load(seq + tl.load(wanted + row)))
-            share = tl.where(tl.load(temperature + s) > 0, tl.load(top_p + s), 1.0)
-            tl.store(shares + row, share)
+            sampled, k = tl.load(temperature + s) > 0, tl.load(top_k + s)
+            tl.store(shares + row, tl.where(sampled, tl.load(top_p + s), 1.0))
+            tl.store(limits + row, tl.where(sampled & (k > 0) & (k < vocab), k, 0).to(tl.int32))
             tl.store(found + row, 0)
             j, none = tl.arange(0, RANGES), tl.zeros((RANGES,), tl.int64)
             tl.store(above + row * RANGES + j, none)
@@ -113,7 +114,7 @@ def top_of(row, tops, parts, P: tl.constexpr):
 def best_of_part(
     logits, wanted, seq, slot, index, temperature, seeds, min_p, tops, cuts, lasts, best, where,
     vocab, part, parts,
-    NOISE: tl.constexpr, MIN_P: tl.constexpr, TOP_P: tl.constexpr, STEP: tl.constexpr, P: tl.constexpr,
+    NOISE: tl.constexpr, MIN_P: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """The best of `part` columns of one row, the lowest id on ties, never a NaN. Grid (rows, parts).
 
@@ -122,7 +123,7 @@ def best_of_part(
     row, split = tl.program_id(0), tl.program_id(1)
     least = -float("inf")
     seed, place, sampled = tl.zeros((), tl.int64), 0, False
-    if TOP_P:
+    if CUT:
         cut, last_id = tl.load(cuts + row), tl.load(lasts + row)
     if NOISE:
         t = tl.load(wanted + row)
@@ -142,7 +143,7 @@ def best_of_part(
         c = start + tl.arange(0, STEP)
         v = load_row(logits, row, vocab, c, c < last)
         raw = v
-        if TOP_P:
+        if CUT:
             key = key_of(raw)
             v = tl.where((key > cut) | ((key == cut) & (c <= last_id)), v, -float("inf"))
         if MIN_P:

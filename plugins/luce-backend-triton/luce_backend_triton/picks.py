@@ -1,8 +1,8 @@
 """Ops `process_logits`, `sample`, `newest_tokens`, `note_picks`: what ends a step, and begins the one that
 follows it.
 
-Sampling that puts candidates in order (top-k, typical-p, XTC) goes to the reference; so do top-n-sigma and
-DRY, with all that comes before the filters.
+Typical-p and XTC, which put candidates in order, go to the reference, with the filters beside them; so do
+top-n-sigma and DRY, with all that comes before the filters.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ MOST_PARTS = 128
 """Of a row. How many follows from its length alone, so that sums come in the same order beside any others."""
 HERE = frozenset({"bias", "penalty", "min_tokens", "noise"})
 """Of what is done before the filters."""
+CUTS = frozenset({"top_k", "top_p"})
+"""Filters whose cut is searched for."""
 
 
 def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
@@ -52,39 +54,39 @@ def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams
 def _takes(params: StepParams) -> bool:
     """Whether what is left waits for nothing, and puts no more than the best few candidates in order."""
     flags = params.flags
-    few = not flags & FILTERS - {"top_p"} or not flags & {"wide", "typical"}
+    few = not flags & FILTERS - CUTS or not flags & {"wide", "typical"}
     return few and not flags & HOST_FLAGS
 
 
 @stays_on_device(_takes)
 def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
-    """Processed logits f32[R, V] -> picked token ids i64[R]: argmax, with noise, among what top-p and min-p
-    leave. Their cut is searched for, not sorted for.
+    """Processed logits f32[R, V] -> picked token ids i64[R]: argmax, with noise, among what top-k, top-p and
+    min-p leave. Their cut is searched for, not sorted for.
     """
     rows, vocab = logits.shape
-    if params.flags & FILTERS - {"top_p"} or not logits.is_contiguous() or not rows:
+    if params.flags & FILTERS - CUTS or not logits.is_contiguous() or not rows:
         return sampling.sample(ops, logits, b, params)
     table, device, flags = params.table, logits.device, params.flags
     noise = "noise" in flags
-    min_p, top_p = noise and "min_p" in flags, noise and "top_p" in flags
+    min_p, cut = noise and "min_p" in flags, noise and bool(flags & CUTS)
     part = STEP * -(-vocab // (STEP * MOST_PARTS))
     parts = -(-vocab // part)
     grid, most = (rows, parts), triton.next_power_of_2(parts)
     best = torch.empty(rows, parts, device=device)
     where = torch.empty(rows, parts, dtype=torch.int32, device=device)
     tops = cuts = lasts = best  # never read where not needed
-    if min_p or top_p:
+    if min_p or cut:
         search, tops = Search.of(rows, device), torch.empty(rows, parts, device=device)
         kernels.top_of_part[grid](
-            logits, tops, vocab, part, b.wanted, b.seq, b.slot, table.temperature, table.top_p,
-            search.shares, search.above, search.found, rows, TOP_P=top_p, STEP=STEP,
+            logits, tops, vocab, part, b.wanted, b.seq, b.slot, table.temperature, table.top_k,
+            table.top_p, search.shares, search.limits, search.above, search.found, rows, CUT=cut, STEP=STEP,
         )  # fmt: skip
-        if top_p:
+        if cut:
             cuts, lasts = find_cuts(logits, tops, search)
     kernels.best_of_part[grid](
         logits, b.wanted, b.seq, b.slot, b.index, table.temperature, table.seed, table.min_p,
         tops, cuts, lasts, best, where, vocab, part, parts,
-        NOISE=noise, MIN_P=min_p, TOP_P=top_p, STEP=STEP, P=most,
+        NOISE=noise, MIN_P=min_p, CUT=cut, STEP=STEP, P=most,
     )  # fmt: skip
     out = torch.empty(rows, dtype=torch.int64, device=device)
     kernels.best_of_parts[(rows,)](best, where, out, parts, P=most, num_warps=1)

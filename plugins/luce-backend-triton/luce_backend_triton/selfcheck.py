@@ -331,9 +331,10 @@ def picking(device: str) -> Iterator[KernelCheck]:
         behind = logits.amax(1) - logits.gather(1, got[:, None])[:, 0]
         yield KernelCheck(f"picks, {name}", float(behind.max()), EXACT, ("sample",))
     table.take(0, SamplingParams(temperature=0.8, top_p=0.9, seed=1), [1], [])
+    table.take(1, SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=2), [1], [])
     step, logits = table.step(range(rows)), torch.randn(rows, vocab, device=device)
     other = namespace.sample(logits, batch, step) != sampling.sample(namespace, logits, batch, step)
-    yield KernelCheck("picks, top-p", float(other.sum()), 0.0, ("sample",))
+    yield KernelCheck("picks, top-k and top-p", float(other.sum()), 0.0, ("sample",))
     table.take(1, SamplingParams(temperature=0.8, repetition=1.2, frequency=0.4, presence=0.3), [1, 9], [])
     table.take(2, SamplingParams(temperature=0.0, min_tokens=20, logit_bias={5: 2.0}), [1], [7])
     table.count(1, [9, 11, 11])

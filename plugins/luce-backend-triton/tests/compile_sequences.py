@@ -169,17 +169,18 @@ def variants(target, dim, pairs):
         **dict.fromkeys(("rows", "vocab", "part", "parts", "num_seqs"), "i32"),
         "seeds": "*i64", "seq": "*i32",
     }  # fmt: skip
-    numbers |= dict.fromkeys(("found", "listed", "cuts", "lasts", "marks", "sure"), "*i32")
-    numbers |= {"above": "*i64", "sees": "*i64", "min_index": "*i64", "words": "i32", "most": "i32"}
+    numbers |= dict.fromkeys(("limits", "found", "listed", "cuts", "lasts", "marks", "sure"), "*i32")
+    numbers |= dict.fromkeys(("above", "sees", "top_k", "min_index"), "*i64")
+    numbers |= {"words": "i32", "most": "i32"}
     first = {"BIAS": True, "PENALTY": True, "MIN_TOKENS": True, "NOISE": True, "STEP": 1024}
     yield pick_kernels.process, first, numbers, {"enable_fp_fusion": False}
-    yield pick_kernels.top_of_part, {"TOP_P": True, "STEP": 1024}, numbers, {}
+    yield pick_kernels.top_of_part, {"CUT": True, "STEP": 1024}, numbers, {}
     for done in range(2):
         passed = {"DONE": done, "STEP": 512, "P": 128}
         yield nucleus_kernels.add_masses, passed, numbers, {"num_warps": 8}
     yield nucleus_kernels.list_range, {"STEP": 512, "P": 128}, numbers, {}
     yield nucleus_kernels.find_cut, {"C": 2048, "P": 128}, numbers, {"num_warps": 8}
-    kept = {"NOISE": True, "MIN_P": True, "TOP_P": True, "STEP": 1024, "P": 128}
+    kept = {"NOISE": True, "MIN_P": True, "CUT": True, "STEP": 1024, "P": 128}
     yield pick_kernels.best_of_part, kept, numbers, {}
     yield pick_kernels.best_of_parts, {"P": 256}, {**numbers, "out": "*i64"}, {"num_warps": 1}
     filled = {**numbers, "out": "*i32", "count": "*i32"}

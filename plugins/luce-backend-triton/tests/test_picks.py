@@ -161,25 +161,42 @@ def test_a_range_of_any_number_of_candidates_is_searched(device, monkeypatch, li
     assert got.equal(sampling.sample(None, rows, b, of.step(range(6))))
 
 
-def test_what_the_cut_leaves_is_counted(device):
-    """Against the definition in float64: how many are kept, of a million masses that f32 cannot add up."""
-    vocab, share = 1 << 17, 0.999
-    rows = torch.linspace(0.0, -9.0, vocab, device=device)[None].contiguous()
-    search = nucleus.Search(
-        torch.tensor([share], device=device),
-        torch.zeros(2, 1, 32, dtype=torch.int64, device=device),
-        torch.zeros(1, dtype=torch.int32, device=device),
-    )
-    cut, last = nucleus.find_cuts(rows, rows[:, :1].contiguous(), search)
-    bits = rows.view(torch.int32)
+@pytest.mark.parametrize("scale", [0.001, 0.3, 1.0, 4.0])
+@pytest.mark.parametrize("shift", [0.0, -7.0, 3.0, 100.0])
+def test_a_cut_leaves_the_mass_that_was_asked_for(device, scale, shift):
+    """Not one less and not one more, in float64, up to what sums in f32 tell. Cuts lie anywhere: also
+    among values about zero.
+    """
+    shares, vocab = torch.tensor([0.01, 0.3, 0.6, 0.8, 0.9, 0.99, 0.9999, 0.5], device=device), 3000
+    rows = logits(device, 8, vocab) * scale + shift
+    kept = kept_of(rows, shares, torch.zeros(8, dtype=torch.int32, device=device))
+    order = rows.double().sort(descending=True, stable=True)
+    masses = order.values.softmax(-1)
+    for row, (share, count) in enumerate(zip(shares.tolist(), kept.sum(-1).tolist(), strict=True)):
+        assert kept[row, order.indices[row, :count]].all()
+        mass = float(masses[row, :count].sum())
+        assert mass >= share - 1e-6
+        assert mass - float(masses[row, count - 1]) < share + 1e-6
+
+
+def test_a_long_row_of_masses_that_f32_cannot_add_up(device):
+    rows = torch.linspace(0.0, -9.0, 1 << 17, device=device)[None].contiguous()
+    share = torch.tensor([0.999], device=device)
+    count = int(kept_of(rows, share, torch.zeros(1, dtype=torch.int32, device=device)).sum())
+    masses = rows.double().softmax(-1)
+    assert abs(count - int((masses.cumsum(1) - masses < share).sum())) <= 2
+
+
+def kept_of(rows, shares, limits):
+    """What `find_cuts` leaves of each row, as bool."""
+    count = rows.shape[0]
+    above = torch.zeros(2, count, 32, dtype=torch.int64, device=rows.device)
+    search = nucleus.Search(shares, limits, above, torch.zeros_like(limits))
+    cut, last = nucleus.find_cuts(rows, rows.amax(1, keepdim=True), search)
+    bits = (rows + 0.0).view(torch.int32)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    places = torch.arange(vocab, device=device)
-    kept = (key > cut) | ((key == cut) & (places <= last))
-    masses = rows.double().exp()
-    before = masses.cumsum(1) - masses
-    wanted = before < float(search.shares[0]) * masses.sum()
-    assert abs(int(kept.sum()) - int(wanted.sum())) <= 2
-    assert kept[0, : int(kept.sum())].all()
+    places = torch.arange(rows.shape[1], device=rows.device)[None]
+    return (key > cut[:, None]) | ((key == cut[:, None]) & (places <= last[:, None]))
 
 
 # --- before the filters
@@ -236,14 +253,46 @@ def test_what_nobody_asked_for_costs_nothing(device):
     assert picks.process_logits(None, rows, batch(device), step) is rows
 
 
-@pytest.mark.parametrize("asked", [{"top_k": 5}, {"typical_p": 0.9}, {"xtc_probability": 0.5}])
+@pytest.mark.parametrize("listed", [256, 2048])
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.8}, {"top_p": 0.5, "min_p": 0.1}, {"top_p": 0.99999994}])
+def test_the_best_few_are_those_of_the_reference(device, monkeypatch, listed, more):
+    """Few, many, all but one, as many as there are; beside a row without a limit."""
+    monkeypatch.setattr(nucleus, "LISTED", listed)
+    numbers = (1, 20, 300, 1499, 1500, 0)
+    of = table(device, *[SamplingParams(seed=n, top_k=k, **more) for n, k in enumerate(numbers)])
+    b, rows = batch(device, tuple(range(6)), 1), logits(device, 6, 1500)
+    b.wanted = torch.arange(6, dtype=torch.int32, device=device)
+    for index in range(2):
+        b.index.fill_(index)
+        step = of.step(range(6))
+        assert picks.sample(None, rows, b, step).equal(sampling.sample(None, rows, b, step))
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.5}])
+def test_of_equal_logits_at_the_limit_the_lowest_ids_are_kept(device, more):
+    """Of two better ones and 1,500 alike ten are kept: with top-p those that half of the mass takes."""
+    rows = torch.zeros(6, 1502, device=device)
+    rows[:, [700, 1400]] = 1.0
+    seen = set()
+    for seed in range(8):
+        params = [SamplingParams(seed=6 * seed + n, top_k=10, **more) for n in range(6)]
+        b = batch(device, tuple(range(6)), 1)
+        b.wanted = torch.arange(6, dtype=torch.int32, device=device)
+        seen |= set(picks.sample(None, rows, b, table(device, *params).step(range(6))).tolist())
+    # e + e + 8 is 13.4: half of it takes the two and two more
+    assert seen == {700, 1400, *range(2 if more else 8)}
+
+
+@pytest.mark.parametrize(
+    "asked", [{"top_k": 5}, {"top_k": 5000}, {"typical_p": 0.9}, {"xtc_probability": 0.5}]
+)
 def test_candidates_in_order_are_the_references(device, monkeypatch, asked):
     called = []
     monkeypatch.setattr(sampling, "sample", lambda *args: called.append(args) or torch.zeros(5))
     step = table(device, SamplingParams(temperature=1.0, top_p=0.9, **asked)).step([0])
     picks.sample(None, logits(device), batch(device), step)
-    assert called
-    assert picks.sample.stays_on_device(step) == ("top_k" in asked)  # the best five are found without waiting
+    assert bool(called) == ("top_k" not in asked)
+    assert picks.sample.stays_on_device(step) == ("top_k" in asked)
 
 
 def test_what_needs_the_host_is_not_captured(device):
@@ -254,7 +303,8 @@ def test_what_needs_the_host_is_not_captured(device):
     assert stays(temperature=0.7, top_p=0.9, min_p=0.1, top_n_sigma=1.0)
     assert stays(temperature=0.7, top_k=20, top_p=0.8, min_p=0.1, xtc_probability=0.1)
     assert not stays(temperature=0.7, top_k=20, typical_p=0.8)
-    assert not stays(temperature=0.7, top_k=5000, top_p=0.8)
+    assert stays(temperature=0.7, top_k=5000, top_p=0.8)
+    assert not stays(temperature=0.7, top_k=5000, xtc_probability=0.1)
     assert stays(temperature=0.7, repetition=1.1, frequency=0.1, presence=0.2)
     assert stays(temperature=0.0, min_tokens=2)
     assert stays(temperature=0.0, logit_bias={3: 1.0})
