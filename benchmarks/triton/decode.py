@@ -43,6 +43,7 @@ DEVICE = "cuda:0"
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = {
     "top-p": SamplingParams(temperature=0.7, top_p=0.95, seed=1),
+    "top-k": SamplingParams(temperature=0.6, top_k=20, top_p=0.95, seed=1),
     "penalties": SamplingParams(temperature=0.0, repetition=1.1, frequency=0.1, logit_bias={7: -1.0}),
 }
 ANSWER = 128
@@ -130,6 +131,7 @@ def conversations(bench: Bench) -> Iterator[tuple[str, list[int]]]:
         "greedy": SamplingParams(temperature=0.0),
         "temperature": SamplingParams(temperature=0.8, seed=3),
         "top-p": SamplingParams(temperature=0.8, top_p=0.9, seed=3),
+        "top-k": SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=3),
         "penalties": SamplingParams(temperature=0.8, top_p=0.9, repetition=1.2, frequency=0.2, seed=3),
     }
     for kind, params in kinds.items():

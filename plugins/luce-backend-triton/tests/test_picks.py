@@ -161,8 +161,7 @@ def test_a_range_of_any_number_of_candidates_is_searched(device, monkeypatch, li
     assert got.equal(sampling.sample(None, rows, b, of.step(range(6))))
 
 
-@pytest.mark.parametrize("scale", [0.001, 0.3, 1.0, 4.0])
-@pytest.mark.parametrize("shift", [0.0, -7.0, 3.0, 100.0])
+@pytest.mark.parametrize(("scale", "shift"), [(0.001, 3.0), (0.3, 0.0), (1.0, 0.0), (1.0, -7.0), (4.0, 2.0)])
 def test_a_cut_leaves_the_mass_that_was_asked_for(device, scale, shift):
     """Not one less and not one more, in float64, up to what sums in f32 tell. Cuts lie anywhere: also
     among values about zero.
