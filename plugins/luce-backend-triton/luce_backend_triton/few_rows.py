@@ -24,8 +24,7 @@ MMA_ROWS = 32
 """Most rows of x in one pass over the weights; more make more passes."""
 X_BYTES = 576
 X_FACTOR = 544
-X_BIAS, X_BIAS_LOW = 528, 548
-"""csrc/common.cuh, csrc/mma.cu."""
+"""csrc/common.cuh."""
 
 Kind = Literal["gemv", "mma"]
 
@@ -134,8 +133,7 @@ def prepare(x: Tensor, kind: Kind) -> Tensor:
     out = torch.zeros(*full.shape[:2], X_BYTES, dtype=torch.uint8, device=x.device)
     top = full.abs().amax(-1)
     parts = _halves(full, top) if kind == "mma" else _integers(full, top)
-    places = (0, 512, X_FACTOR, X_BIAS, X_BIAS_LOW)
-    for at, part in zip(places[: len(parts)], parts, strict=True):
+    for at, part in zip((0, 512, X_FACTOR), parts, strict=True):
         data = part.contiguous().view(torch.uint8)
         out[..., at : at + data.shape[-1]] = data
     return out
@@ -147,18 +145,15 @@ STEPS = 127 * 256.0
 """The largest of 256 columns in two bytes."""
 
 
-def _halves(x: Tensor, top: Tensor) -> tuple[Tensor, ...]:
+def _halves(x: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     power = torch.where(top > 0, torch.exp2(torch.ceil(torch.log2(top))), 1.0) / TOP
     scaled = (x / power[..., None]).to(torch.float16)
     sums = scaled.unflatten(-1, (8, 32)).float().sum(-1).to(torch.float16)
     ordered = scaled.unflatten(-1, (8, 2, 4, 4)).transpose(-3, -2).flatten(-4)
-    halves_of_groups = scaled.float().unflatten(-1, (8, 2, 16)).sum(-1)
-    bias = halves_of_groups[..., 0] + halves_of_groups[..., 1] / 16
-    above = bias.to(torch.float16)
-    return ordered, sums, power[..., None], above, (bias - above.float()).to(torch.float16)
+    return ordered, sums, power[..., None]
 
 
-def _integers(x: Tensor, top: Tensor) -> tuple[Tensor, ...]:
+def _integers(x: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     factor = torch.where(top > 0, top, 1.0) / STEPS
     whole = torch.round(x / factor[..., None]).int()
     high = torch.div(whole + 128, 256, rounding_mode="floor")

@@ -110,17 +110,9 @@ def prepare(
     if MMA:
         factor = power_of_two(top) / 512
         h = (v / factor).to(tl.float16)
-        rounded = tl.reshape(h.to(tl.float32), (8, 32))
-        sums = tl.sum(rounded, 1)
-        last = (p % 8 // 4 > 0).to(tl.float32)  # of every 32 the second 16 columns
-        bias = sums - tl.sum(rounded * tl.reshape(last, (8, 32)), 1) * 0.9375
-        above = bias.to(tl.float16)
-        below = (bias - above.to(tl.float32)).to(tl.float16)
-        of_group = out16 + at * 288 + tl.arange(0, 8)
+        sums = tl.sum(tl.reshape(h.to(tl.float32), (8, 32)), 1)
         tl.store(out16 + at * 288 + p, h)
-        tl.store(of_group + 256, sums.to(tl.float16))
-        tl.store(of_group + 264, above)
-        tl.store(of_group + 274, below)
+        tl.store(out16 + at * 288 + 256 + tl.arange(0, 8), sums.to(tl.float16))
     else:
         factor = tl.where(top > 0, top, 1.0) / 32512
         whole = tl.floor(v / factor + 0.5).to(tl.int32)

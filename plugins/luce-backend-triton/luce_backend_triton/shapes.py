@@ -85,7 +85,7 @@ def choose(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tu
         return _in_passes(fmt, m, tiles, blocks, room)
     rows = min(-(-m // 8) * 8, MMA_ROWS)
     for each, warps, stages, per in MMA[rows]:
-        shape = Shape("mma", rows, each, warps, stages)
+        shape = Shape("mma", rows, each, warps, stages, per)
         if room.fits(shape.shared_bytes(fmt, tiles, blocks, room.multiprocessors * per), per):
             return shape, room.multiprocessors * per
     return None
@@ -109,7 +109,7 @@ def choose_any(fmt: RecordFormat, tiles: int, blocks: int, room: Room) -> tuple[
     if not room.mma:
         return _in_passes(fmt, 1, tiles, blocks, room)
     for each, warps, stages, per in MMA[MMA_ROWS]:
-        shape, grid = Shape("mma", MMA_ROWS, each, warps, stages), room.multiprocessors * per
+        shape, grid = Shape("mma", MMA_ROWS, each, warps, stages, per), room.multiprocessors * per
         if room.fits(shape.shared_bytes(fmt, tiles, blocks, grid), per):
             return shape, grid
     return None

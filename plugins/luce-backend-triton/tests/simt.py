@@ -27,6 +27,8 @@ REPLACED = {
     r"{ mma_of_warp(d, c, a0, a1, b); }",
     r'asm volatile\("mov.b32 %0, (0x\w+);" : "=r"\(([\w.]+)\)\);': r"\2 = \1;",
     r"(u32 mask_or\(u32 a, u32 b, u32 c\)) \{.*?\}[^\n]*\n": r"\1 { return (a & b) | c; }\n",
+    r"(u32 low2\(u32 a\)) \{.*?\}[^\n]*\n": r"\1 { return (a & 0xffff) * 0x10001u; }\n",
+    r"(u32 high2\(u32 a\)) \{.*?\}[^\n]*\n": r"\1 { return (a >> 16) * 0x10001u; }\n",
     r"(void floats\(u32 a, float& low, float& high\)) \{\n.*?\n\}": r"\1 { low = half_as_float(a); "
     r"high = half_as_float(a >> 16); }",
     r"(float4 load4\(const float\* from\)) \{.*?\n\}": r"\1 { return *(const float4*)from; }",

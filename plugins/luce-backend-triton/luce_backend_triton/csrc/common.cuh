@@ -27,8 +27,9 @@ __device__ __forceinline__ u32 sub2(u32 a, u32 b) { u32 r; asm("sub.rn.f16x2 %0,
 __device__ __forceinline__ u32 mul2(u32 a, u32 b) { u32 r; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
 __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) { u32 r; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
 __device__ __forceinline__ u32 mask_or(u32 a, u32 b, u32 c) { u32 r; asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }  // (a & b) | c
-__device__ __forceinline__ u32 low2(u32 a) { return __byte_perm(a, a, 0x1010); }
-__device__ __forceinline__ u32 high2(u32 a) { return __byte_perm(a, a, 0x3232); }
+// So written, these are no instruction of their own: who takes them reads one half twice.
+__device__ __forceinline__ u32 low2(u32 a) { u32 r; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(r) : "r"(a)); return r; }
+__device__ __forceinline__ u32 high2(u32 a) { u32 r; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(r) : "r"(a)); return r; }
 __device__ __forceinline__ void floats(u32 a, float& low, float& high) {
   asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(low), "=f"(high) : "r"(a));
 }

@@ -3,11 +3,10 @@
 // W lies in records of 16 rows × 256 columns (formats.py). A warp owns TILES row tiles and walks along columns; all
 // warps of a block are at the same columns. A stage of the ring in shared memory holds the next record of every warp
 // and the columns of x that go with it. Codes become exact halves by bit operations (a code in the mantissa of 1024 or
-// 64, less that and the zero), mma.m16n8k16 multiplies them with x, and a group's scale is applied to its sum: nothing
-// but x is rounded. Minima are one more product, with Σ x of every group. The rows of W are the mma's M, those of x its N.
-//
-// BIASED: 1024 and 64 stay in, and what they add, Σ of 1024 x and 64 x of every group, is taken off by one more product,
-// with these sums in two halves each. That is half the instructions of making codes ready.
+// 64, less that and the zero), and mma.m16n8k16 multiplies them with x. Where a group's scale is a small integer or a
+// power of two, codes are multiplied with it before: as halves, exact up to 2048, so that sums run on over groups.
+// Otherwise it is applied to the group's sum: nothing but x is rounded. Minima are one more product, with Σ x of every
+// group. The rows of W are the mma's M, those of x its N.
 //
 // Lane (g = lane / 4, t = lane % 4) holds rows g and g + 8 of W and columns 4 t .. 4 t + 3 of each 16. x is given in
 // that order: every 32 as [t][half][4], so that a lane's eight are one load.
@@ -19,11 +18,11 @@
 #define AT_ONCE (TILES * COLS > 4 ? 2 : 4)  // parts of sums
 #define BIAS TWICE(0x6400 + (TABLE ? 128 : ZERO))  // 1024 + zero; there one step of a half is 1
 #define BIAS_64 TWICE(0x5400 + ZERO * 16)          // 64 + zero; there it is 1/16
-#ifndef BIASED
-#define BIASED (BITS == 4 && !TABLE && ZERO == 0 && HAS_ADD)
-#endif
-#define X_BIAS 528       // of every group the high halves of Σ first 16 + Σ last 16 / 16
-#define X_BIAS_LOW 548   // and the low ones
+#define NEGATIVE 0x80008000u
+#define IN_CODES (SCALES == 2 || SCALES == 3 || SCALES == 4 || SCALES == 6)  // scales are multiplied into codes
+// and what even and odd ones lie in is taken off there, where its product with a scale is a half too:
+#define EVEN_BIASED (SCALES == 2)
+#define ODD_BIASED (SCALES == 2 || SCALES == 3)
 
 // d = c + a · b
 __device__ __forceinline__ void mma8(float (&d)[4], const float (&c)[4], u32 a0, u32 a1, u32 b) {
@@ -49,75 +48,83 @@ __device__ __forceinline__ void mma(float (&d)[4], const float (&c)[4], u32 a0, 
 #define SCALE_WORDS 4
 #endif
 
-struct RowScales { u32 word[SCALE_WORDS]; u32 d; };
+struct RowScales { u32 word[SCALE_WORDS]; };
 
 __device__ __forceinline__ RowScales row_scales(const u8* at, int row) {
   RowScales s;
 #if SCALES == 2
-  s.d = low2(((const u32*)at)[row]);
-  at += 64;
-  u32x2 w = ((const u32x2*)at)[row * 2];
-#elif SCALES == 3 || SCALES == 4
-  s.d = low2(((const u16*)at)[row]);
-  at += 32;
-#endif
-#if SCALES == 4 || SCALES == 5
+  u32x2 w = ((const u32x2*)(at + 64))[row * 2];
+#elif SCALES == 4
+  u32x2 w = ((const u32x2*)(at + 32))[row];
+#elif SCALES == 5
   u32x2 w = ((const u32x2*)at)[row];
-#endif
-#if SCALE_WORDS == 4
-  u32x4 w = ((const u32x4*)at)[row];
+#else
+  u32x4 w = ((const u32x4*)(SCALES == 3 ? at + 32 : at))[row];
   s.word[2] = w.z, s.word[3] = w.w;
 #endif
   s.word[0] = w.x, s.word[1] = w.y;
   return s;
 }
 
-// Scales of 64 columns: of 32 each, or of 16 each (BY_16). SCALES 6: none, codes have theirs in them (`scale_codes`).
-__device__ __forceinline__ void group_scales(const RowScales& s, int c, float (&scale)[BY_16 ? 4 : 2]) {
+// Of a whole record's row, and of its minima (SCALES 2).
+__device__ __forceinline__ void row_factors(const u8* at, int row, float& d, float& add) {
+  d = SCALES == 6 ? 128.f : 1.f, add = 0.f;
+#if SCALES == 2
+  floats(((const u32*)at)[row], d, add);
+#elif SCALES == 3 || SCALES == 4
+  floats(((const u16*)at)[row], d, add);
+#endif
+}
+
+#if IN_CODES
+// Scales of 32 columns as two halves: of 16 each (BY_16), or of these and the 32 beside them.
+__device__ __forceinline__ u32 two_scales(const RowScales& s, int c, int h) {
 #if SCALES == 6
-#elif SCALES <= 1
-  floats(s.word[c], scale[0], scale[1]);
+  return ((h ? bytes23(s.word[c]) : bytes01(s.word[c])) & 0x00ff00ff) << 7;
 #elif BY_16
-  floats(mul2(sub2(bytes01(s.word[c]), TWICE(0x6480)), s.d), scale[0], scale[1]);
-  floats(mul2(sub2(bytes23(s.word[c]), TWICE(0x6480)), s.d), scale[2], scale[3]);
+  return sub2(h ? bytes23(s.word[c]) : bytes01(s.word[c]), TWICE(0x6480));
 #else
-  u32 two = c & 1 ? bytes23(s.word[c >> 1]) : bytes01(s.word[c >> 1]);
-#if SCALES == 5
-  two = (two & 0x00ff00ff) << 10;
-#else
-  two = mul2(sub2(two, TWICE(SCALES == 4 ? 0x6420 : 0x6400)), s.d);
-#endif
-  floats(two, scale[0], scale[1]);
+  return sub2(c & 1 ? bytes23(s.word[c >> 1]) : bytes01(s.word[c >> 1]), TWICE(SCALES == 4 ? 0x6420 : 0x6400));
 #endif
 }
 
-// SCALES 6: codes times their scales, which halves hold exactly, all over 128. h: of 32 columns, two scales.
-__device__ __forceinline__ void scale_codes(u32 (&w)[4], const RowScales& s, int c, int h) {
-#if SCALES == 6
-  const u32 two = ((h ? bytes23(s.word[c]) : bytes01(s.word[c])) & 0x00ff00ff) << 7, first = low2(two), second = high2(two);
-  w[0] = mul2(w[0], first), w[2] = mul2(w[2], first), w[1] = mul2(w[1], second), w[3] = mul2(w[3], second);
+// Codes times their scales. h: of 64 columns the first or second 32.
+__device__ __forceinline__ void scale_codes(u32 (&w)[4], u32 two, int h) {
+#if BY_16
+  const u32 first = low2(two), second = high2(two);
+#else
+  const u32 first = h ? high2(two) : low2(two), second = first;
+#endif
+#if EVEN_BIASED
+  const u32 even = mul2(two, BIAS ^ NEGATIVE), off_even = h ? high2(even) : low2(even);
+  w[0] = fma2(w[0], first, off_even), w[2] = fma2(w[2], first, off_even);
+#else
+  w[0] = mul2(w[0], first), w[2] = mul2(w[2], first);
+#endif
+#if ODD_BIASED
+  const u32 odd = mul2(two, BIAS_64 ^ NEGATIVE), off_odd = BY_16 || h ? high2(odd) : low2(odd);
+  w[1] = fma2(w[1], second, off_odd), w[3] = fma2(w[3], second, off_odd);
+#else
+  w[1] = mul2(w[1], second), w[3] = mul2(w[3], second);
 #endif
 }
+#else
+// Scales of 64 columns, of 32 each.
+__device__ __forceinline__ void group_scales(const RowScales& s, int c, float (&scale)[2]) {
+#if SCALES <= 1
+  floats(s.word[c], scale[0], scale[1]);
+#else
+  floats(((c & 1 ? bytes23(s.word[c >> 1]) : bytes01(s.word[c >> 1])) & 0x00ff00ff) << 10, scale[0], scale[1]);
+#endif
+}
+#endif
 
-// What is added to groups 2 t and 2 t + 1 of a row, as halves.
+// What is added to groups 2 t and 2 t + 1 of a row, as halves; times row_factors' `add` (SCALES 2).
 __device__ __forceinline__ u32 row_adds(const u8* at, int row, int t) {
 #if SCALES == 1
   return ((const u32*)(at + 256))[row * 4 + t];
 #elif SCALES == 2
-  u32 two = bytes01(((const u16*)(at + 64))[row * 8 + 4 + t]);
-  return mul2(sub2(two, TWICE(0x6400)), high2(((const u32*)at)[row]));
-#else
-  return 0;
-#endif
-}
-
-// Scales of groups 2 t and 2 t + 1 of a row, as halves.
-__device__ __forceinline__ u32 row_two_scales(const u8* at, int row, int t) {
-#if SCALES == 1
-  return ((const u32*)at)[row * 4 + t];
-#elif SCALES == 2
-  u32 two = bytes01(((const u16*)(at + 64))[row * 8 + t]);
-  return mul2(sub2(two, TWICE(0x6400)), low2(((const u32*)at)[row]));
+  return sub2(bytes01(((const u16*)(at + 64))[row * 8 + 4 + t]), TWICE(0x6400));
 #else
   return 0;
 #endif
@@ -144,45 +151,23 @@ __device__ __forceinline__ void halves(u32 (&w)[4], u32 word, u32 more, u32 high
 #endif
   }
 #endif
-#if !BIASED
 #pragma unroll
-  for (int j = 0; j < 4; j++) w[j] = sub2(w[j], BITS != 8 && !TABLE && j & 1 ? BIAS_64 : BIAS);
-#endif
+  for (int j = 0; j < 4; j++)
+    if (j & 1 ? !ODD_BIASED : !EVEN_BIASED) w[j] = sub2(w[j], BITS != 8 && !TABLE && j & 1 ? BIAS_64 : BIAS);
 }
 
-// One record of each tile. x: this lane's row of each block of 8, from its t on; sums: its Σ x of groups 2 t, 2 t + 1,
-// with those for BIASED behind it; factor: of this lane's two columns of the product.
+// One record of each tile. x: this lane's row of each block of 8, from its t on; sums: its Σ x of groups 2 t, 2 t + 1;
+// factor: of this lane's two columns of the product.
 __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u8* record, const u8* x, const u8* sums,
                                          const u8* factor, int lane, Magic magic) {
   const int g = lane >> 2;
   const float zero[4] = {0.f, 0.f, 0.f, 0.f};
-  float acc[TILES][COLS][4];
+  float acc[TILES][COLS][4] = {};
   RowScales s[TILES][2];
 #pragma unroll
   for (int r = 0; r < TILES; r++) {
     const u8* at = record + r * RECORD + CODES;
     s[r][0] = row_scales(at, g), s[r][1] = row_scales(at, g + 8);
-#if HAS_ADD
-    const u32 a0 = row_adds(at, g, lane & 3), a1 = row_adds(at, g + 8, lane & 3);
-#endif
-#if BIASED
-    const u32 s0 = row_two_scales(at, g, lane & 3), s1 = row_two_scales(at, g + 8, lane & 3);
-#endif
-#pragma unroll
-    for (int n = 0; n < COLS; n++) {
-#if HAS_ADD
-      mma8(acc[r][n], zero, a0, a1, *(const u32*)(sums + n * 8 * X_BYTES));
-#else
-      acc[r][n][0] = acc[r][n][1] = acc[r][n][2] = acc[r][n][3] = 0.f;
-#endif
-#if BIASED
-      float bias[4];
-      const u8* of = sums + n * 8 * X_BYTES;
-      mma(bias, zero, s0, s1, s0, s1, *(const u32*)(of + X_BIAS - 512), *(const u32*)(of + X_BIAS_LOW - 512));
-#pragma unroll
-      for (int j = 0; j < 4; j++) acc[r][n][j] -= 1024.f * bias[j];
-#endif
-    }
   }
 #pragma unroll
   for (int c = 0; c < 4; c++) {
@@ -194,9 +179,11 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
 #pragma unroll
     for (int r = 0; r < TILES; r++) {
       const u8* codes = record + r * RECORD;
-      float scale[2][BY_16 ? 4 : 2];
+#if !IN_CODES
+      float scale[2][2];
       group_scales(s[r][0], c, scale[0]);
       group_scales(s[r][1], c, scale[1]);
+#endif
       u32 high[2] = {0, 0};
 #if BITS != 8
       const u32x4 four = ((const u32x4*)codes)[c * 32 + lane];
@@ -218,37 +205,53 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
         halves(w[0], h ? four.z : four.x, 0, high[h], 2 * h, magic);
         halves(w[1], h ? four.w : four.y, 0, high[h], 2 * h + 1, magic);
 #endif
-        scale_codes(w[0], s[r][0], c, h);
-        scale_codes(w[1], s[r][1], c, h);
+#if IN_CODES
+        scale_codes(w[0], two_scales(s[r][0], c, h), h);
+        scale_codes(w[1], two_scales(s[r][1], c, h), h);
+#endif
 #pragma unroll
         for (int n = 0; n < COLS; n++) {
-#if SCALES == 6
+#if IN_CODES
           mma(acc[r][n], acc[r][n], w[0][0], w[1][0], w[0][2], w[1][2], b[h][n].x, b[h][n].y);
           mma(acc[r][n], acc[r][n], w[0][1], w[1][1], w[0][3], w[1][3], b[h][n].z, b[h][n].w);
 #else
           float d[4];
           mma(d, zero, w[0][0], w[1][0], w[0][2], w[1][2], b[h][n].x, b[h][n].y);
-#if BY_16
-#pragma unroll
-          for (int j = 0; j < 4; j++) acc[r][n][j] += scale[j >> 1][2 * h] * d[j];
-          mma(d, zero, w[0][1], w[1][1], w[0][3], w[1][3], b[h][n].z, b[h][n].w);
-#else
           mma(d, d, w[0][1], w[1][1], w[0][3], w[1][3], b[h][n].z, b[h][n].w);
-#endif
 #pragma unroll
-          for (int j = 0; j < 4; j++) acc[r][n][j] += scale[j >> 1][BY_16 ? 2 * h + 1 : h] * d[j];
+          for (int j = 0; j < 4; j++) acc[r][n][j] += scale[j >> 1][h] * d[j];
 #endif
         }
       }
     }
   }
 #pragma unroll
-  for (int n = 0; n < COLS; n++) {
-    const float f[2] = {*(const float*)(factor + n * 8 * X_BYTES), *(const float*)(factor + (n * 8 + 1) * X_BYTES)};
+  for (int r = 0; r < TILES; r++) {
+    const u8* at = record + r * RECORD + CODES;
+    float d[2], add[2];
+    row_factors(at, g, d[0], add[0]);
+    row_factors(at, g + 8, d[1], add[1]);
+#if HAS_ADD
+    const u32 a0 = row_adds(at, g, lane & 3), a1 = row_adds(at, g + 8, lane & 3);
+#endif
 #pragma unroll
-    for (int r = 0; r < TILES; r++)
+    for (int n = 0; n < COLS; n++) {
+      const float f[2] = {*(const float*)(factor + n * 8 * X_BYTES), *(const float*)(factor + (n * 8 + 1) * X_BYTES)};
+#if SCALES == 2
+      float minima[4];
+      mma8(minima, zero, a0, a1, *(const u32*)(sums + n * 8 * X_BYTES));
+#elif HAS_ADD
+      mma8(acc[r][n], acc[r][n], a0, a1, *(const u32*)(sums + n * 8 * X_BYTES));
+#endif
 #pragma unroll
-      for (int j = 0; j < 4; j++) total[r][n][j] += (SCALES == 6 ? 128.f : 1.f) * f[j & 1] * acc[r][n][j];
+      for (int j = 0; j < 4; j++) {
+        float v = d[j >> 1] * acc[r][n][j];
+#if SCALES == 2
+        v += add[j >> 1] * minima[j];
+#endif
+        total[r][n][j] += f[j & 1] * v;
+      }
+    }
   }
 }
 
@@ -312,8 +315,8 @@ __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS
 }
 
 // Grid: (workers, 1, blocks of X_ROWS rows of x). A worker is a thread block, an owner WARPS · TILES tiles.
-// x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, f16[8] Σ x of groups, f16[8] at X_BIAS and at
-// X_BIAS_LOW, and at X_FACTOR the f32 that x is to be multiplied with; zero beyond W's columns. Rows of shared memory beyond x hold anything: what
+// x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, f16[8] Σ x of groups, and at X_FACTOR the
+// f32 that x is to be multiplied with; zero beyond W's columns. Rows of shared memory beyond x hold anything: what
 // comes of them is dropped. Workers leave their part of an owner's sums, and the last to arrive adds them up, always in the
 // same order. sums: f32[z][owner][warp][parts_room][TILES · COLS · 128]; arrived: u32[z][owner][warp],
 // zero between launches.
