@@ -15,7 +15,7 @@
 
 #define COLS (X_ROWS / 8)
 #define STAGE_BYTES (WARPS * TILES * RECORD + X_ROWS * X_BYTES)
-#define AT_ONCE (TILES * COLS > 4 ? 2 : 4)  // parts of sums
+#define AT_ONCE (TILES * COLS > 6 ? 1 : TILES * COLS > 4 ? 2 : 4)  // parts of sums
 #define BIAS TWICE(0x6400 + (TABLE ? 128 : ZERO))  // 1024 + zero; there one step of a half is 1
 #define BIAS_64 TWICE(0x5400 + ZERO * 16)          // 64 + zero; there it is 1/16
 #define NEGATIVE 0x80008000u
