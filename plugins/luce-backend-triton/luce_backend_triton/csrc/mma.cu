@@ -298,20 +298,19 @@ __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS
     }
   }
   const int row = mine * TILES * 16 + (lane >> 2), col = first_row + 2 * (lane & 3);
-  float residual[TILES][COLS][4];
 #pragma unroll
-  for (int r = 0; r < TILES; r++)
+  for (int r = 0; r < TILES; r++) {
+    float residual[COLS][4];
 #pragma unroll
     for (int i = 0; i < COLS; i++)
 #pragma unroll
-      for (int j = 0; j < 4; j++) residual[r][i][j] = residual_of(out, row + 16 * r + (j & 2 ? 8 : 0), col + 8 * i + (j & 1));
-#pragma unroll
-  for (int r = 0; r < TILES; r++)
+      for (int j = 0; j < 4; j++) residual[i][j] = residual_of(out, row + 16 * r + (j & 2 ? 8 : 0), col + 8 * i + (j & 1));
 #pragma unroll
     for (int i = 0; i < COLS; i++)
 #pragma unroll
       for (int j = 0; j < 4; j++)
-        finish_with(out, total[r][i][j], residual[r][i][j], row + 16 * r + (j & 2 ? 8 : 0), col + 8 * i + (j & 1));
+        finish_with(out, total[r][i][j], residual[i][j], row + 16 * r + (j & 2 ? 8 : 0), col + 8 * i + (j & 1));
+  }
 }
 
 // Grid: (workers, 1, blocks of X_ROWS rows of x). A worker is a thread block, an owner WARPS · TILES tiles.
