@@ -196,7 +196,8 @@ class _Down(ctypes.Structure):
 
 def down_bytes(fmt: RecordFormat, shape: Shape, most: int, each: int) -> int:
     """Shared memory of a thread block of at most `most` tiles."""
-    return shape.ring_bytes(fmt) + shape.warps * (2 * few_rows.X_BYTES + 64 * most + 8) + 8 * each
+    of_warp = shape.ring_bytes(fmt) // shape.warps + 2 * few_rows.X_BYTES + 64 * most + 8
+    return shape.warps * of_warp + 64 * most + 8 * each
 
 
 @cache

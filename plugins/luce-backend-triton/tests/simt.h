@@ -5,6 +5,7 @@
 
 #include <ucontext.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -148,11 +149,28 @@ static void mma_of_warp(float (&d)[4], const float (&c)[4], uint32_t a0, uint32_
   for (int i = 0; i < 4; i++) d[i] = sum[i];
 }
 
+// The same in integers: B's lane (k, g), D's columns 2 t, 2 t + 1. Of every lane: a of rows g, g + 8, of either half of k.
+static std::vector<std::array<uint32_t, 6>> offered;
+static void mma_of_warp(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool is_signed) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  auto* of = offered.data() + (threadIdx.x - lane);
+  of[lane] = {a[0], a[1], a[2], a[3], b0, b1};
+  __syncwarp();
+  for (int i = 0; i < 4; i++)
+    for (int k = 0; k < 32; k++) {
+      const int half = k / 16, shift = 8 * (k % 4);
+      const uint32_t left = of[4 * g + k % 16 / 4][2 * half + (i >> 1)] >> shift & 255;
+      const uint32_t right = of[4 * (2 * t + (i & 1)) + k % 16 / 4][4 + half] >> shift & 255;
+      d[i] += (is_signed ? (int)(int8_t)left : (int)left) * (int8_t)right;
+    }
+  __syncwarp();
+}
+
 // --- a grid
 
 static void run_block(int threads) {
   fibers.assign(threads, Fiber());
-  of_block = Barrier(), of_warp.assign(threads / 32, Barrier()), exchanged.assign(threads, 0);
+  of_block = Barrier(), of_warp.assign(threads / 32, Barrier()), exchanged.assign(threads, 0), offered.resize(threads);
   alive = threads;
   for (int i = 0; i < threads; i++) {
     Fiber& fiber = fibers[i];

@@ -38,6 +38,14 @@ REPLACED = {
     r"c += (int)(codes >> i & 255) * (int)(signed char)(x >> i & 255); return c; }",
     r"(int zeros\(u32 x, int c\)) \{.*?\n\}": r"\1 { for (int i = 0; i < 32; i += 8) "
     r"c += (int)(signed char)(NEGATED >> i & 255) * (int)(signed char)(x >> i & 255); return c; }",
+    r"(Four mma_codes\(const Four& c, u32 a0, u32 a1, u32 b\)) \{.*?\n\}": r"\1 "
+    r"{ Four d = c; mma_of_warp(d.of, {a0, a1, 0, 0}, b, 0, false); return d; }",
+    r"(Four mma_codes\(const Four& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1\)) \{.*?\n\}": r"\1 "
+    r"{ Four d = c; mma_of_warp(d.of, {a0, a1, a2, a3}, b0, b1, false); return d; }",
+    r"(Four mma_zeros\(u32 b\)) \{.*?\n\}": r"\1 "
+    r"{ Four d = {}; mma_of_warp(d.of, {NEGATED, NEGATED, 0, 0}, b, 0, true); return d; }",
+    r"(Four mma_zeros\(u32 b0, u32 b1\)) \{.*?\n\}": r"\1 "
+    r"{ Four d = {}; mma_of_warp(d.of, {NEGATED, NEGATED, NEGATED, NEGATED}, b0, b1, true); return d; }",
     r"extern __shared__ __align__\(16\) (\w+) (\w+)\[\];": r"\1* \2 = (\1*)block_shared;",
 }
 """Patterns of what no C++ compiler takes, and what stands there instead."""
@@ -98,10 +106,10 @@ ProductGiven = fields(
 
 def product(
     folder: Path, name: str, data: np.ndarray, x: Tensor, shape: few_rows.Shape, grid: int, bias: Tensor,
-    residual: Tensor,
+    residual: Tensor, imma: bool = False,
 ) -> Tensor:  # fmt: skip
     """x Wᵀ + bias + residual by csrc/gemv.cu or csrc/mma.cu, W as the blocks of a file. folder: a new one
-    for every shape, since a library that is loaded stays.
+    for every shape, since a library that is loaded stays. imma: gemv on tensor cores.
     """
     (m, _), rows, fmt = x.shape, data.shape[0], formats.FORMATS[name]
     folder.mkdir(exist_ok=True, parents=True)
@@ -118,6 +126,7 @@ def product(
     out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0))
     it = ProductGiven(records.data_ptr(), given.data_ptr(), out, tiles, across, room)
     function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape)
+    defined["IMMA"] = int(imma)
     library = build(folder, shape.kind, function, defined, PRODUCT)
     shared = shape.shared_bytes(fmt, tiles, across, grid)
     library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, passes)

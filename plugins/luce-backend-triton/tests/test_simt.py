@@ -45,9 +45,20 @@ def close(y, want, bits):
     ],
 )
 def test_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape):
+    check_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape, imma=False)
+
+
+@pytest.mark.parametrize("x_rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_gemv_on_tensor_cores(tmp_path, blocks, dequantized, name, x_rows):
+    shape = Shape("gemv", x_rows, 1, 3, 2)
+    check_gemv(tmp_path, blocks, dequantized, name, 40, 512, 2, shape, imma=True)
+
+
+def check_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape, imma):
     data, m = blocks(name, rows, cols), shape.x_rows
     x, bias, residual = torch.randn(m, cols), torch.randn(rows), torch.randn(m, rows)
-    y = simt.product(tmp_path, name, data, x, shape, grid, bias, residual)
+    y = simt.product(tmp_path, name, data, x, shape, grid, bias, residual, imma)
     exact = torch.from_numpy(dequantized(data, name).copy()).double()
     close(y, x.double() @ exact.T + bias.double() + residual.double(), 1e-4)
 
@@ -142,7 +153,7 @@ def test_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, 
     pairs, x = ids.numel(), torch.randn(6 // per, cols) / usual
     given = few_rows.prepare(x, "gemv").contiguous()
     y = torch.full((pairs, rows), torch.nan)
-    defines = few_rows.defines(formats.FORMATS[name], shape)
+    defines = few_rows.defines(formats.FORMATS[name], shape) | {"IMMA": int(beside)}
     library = simt.build(tmp_path, "moe", "moe_gemv", defines, MOE, after=("gemv",))
     tiles, across = tall // formats.TILE_ROWS, records[0].shape[1]
     told, own, used = ids, (), pairs
@@ -207,9 +218,8 @@ def test_all_experts_of_a_row_at_once(
     down = moe.down_of(
         records, own, ids, lut, product.Rows(mid), weight, mix if common else None, x, norm, residual, y
     )  # fmt: skip
-    library = simt.build(
-        tmp_path, "moe_down", "moe_down", few_rows.defines(fmt, shape), DOWN, after=("gemv",)
-    )
+    defines = few_rows.defines(fmt, shape) | {"IMMA": int(common)}
+    library = simt.build(tmp_path, "moe_down", "moe_down", defines, DOWN, after=("gemv",))
     it = DownGiven(down, tiles, across, -(-tiles // grid))
     shared = moe.down_bytes(fmt, shape, -(-tiles // grid), each)
     library.launch_deep(ctypes.byref(it), grid, 32 * warps, shared, rows)

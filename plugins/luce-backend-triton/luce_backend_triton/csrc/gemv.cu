@@ -1,4 +1,4 @@
-// y = x · Wᵀ for one to four rows of x and a quantized W, in integers: dp4a.
+// y = x · Wᵀ for one to four rows of x and a quantized W, in integers: tensor cores from 8.0 on (IMMA), dp4a before.
 //
 // Weights lie as in mma.cu, and lane (g, t) has the same ones. x is two signed bytes, 256 · high + low, with one factor
 // per 256 columns: a rounding of 1/65024 of their largest. So products and sums are exact, over all 256 columns where a
@@ -6,7 +6,7 @@
 //
 // A warp walks alone: a ring of records in shared memory, no barrier between x's arrival and the end.
 //
-// instructions: IDP\.4A (LDG|LDGSTS)\.[.\w]*128
+// instructions: (IDP\.4A|IMMA) (LDG|LDGSTS)\.[.\w]*128
 
 #define X_WORDS 512  // [c][h][t] of (high 0-3, high 4-7, low 0-3, low 4-7); then i32[8] Σ x of groups
 #if TABLE
@@ -17,6 +17,41 @@
 #define NEGATED ((u32)((256 - CODE_ZERO) & 255) * 0x01010101u)  // -zero four times: fits a signed byte
 #define INTEGER (SCALES == 2 || SCALES == 3 || SCALES == 4)
 
+#ifndef IMMA
+#define IMMA (__CUDA_ARCH__ >= 800)
+#endif
+
+#if IMMA
+// D = A · B + c of a warp. Lane (g, t) gives A's rows g, g + 8 at k = 4 t .. 4 t + 3, and B's column g there; with 32 of k, the
+// same of k + 16 too. It has D's (g, 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t + 1).
+struct Four { int of[4]; };
+__device__ __forceinline__ Four mma_codes(const Four& c, u32 a0, u32 a1, u32 b) {
+  Four d;
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+      : "=r"(d.of[0]), "=r"(d.of[1]), "=r"(d.of[2]), "=r"(d.of[3])
+      : "r"(a0), "r"(a1), "r"(b), "r"(c.of[0]), "r"(c.of[1]), "r"(c.of[2]), "r"(c.of[3]));
+  return d;
+}
+__device__ __forceinline__ Four mma_codes(const Four& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  Four d;
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+      : "=r"(d.of[0]), "=r"(d.of[1]), "=r"(d.of[2]), "=r"(d.of[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(c.of[0]), "r"(c.of[1]), "r"(c.of[2]), "r"(c.of[3]));
+  return d;
+}
+__device__ __forceinline__ Four mma_zeros(u32 b) {  // A is -zero everywhere
+  Four d;
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %4}, {%5}, {%6, %6, %6, %6};"
+      : "=r"(d.of[0]), "=r"(d.of[1]), "=r"(d.of[2]), "=r"(d.of[3]) : "r"(NEGATED), "r"(b), "r"(0));
+  return d;
+}
+__device__ __forceinline__ Four mma_zeros(u32 b0, u32 b1) {
+  Four d;
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %4, %4, %4}, {%5, %6}, {%7, %7, %7, %7};"
+      : "=r"(d.of[0]), "=r"(d.of[1]), "=r"(d.of[2]), "=r"(d.of[3]) : "r"(NEGATED), "r"(b0), "r"(b1), "r"(0));
+  return d;
+}
+#else
 __device__ __forceinline__ int dot(u32 codes, u32 x, int c) {  // unsigned codes
   int r;
   asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(codes), "r"(x), "r"(c));
@@ -27,6 +62,7 @@ __device__ __forceinline__ int zeros(u32 x, int c) {
   asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(NEGATED), "r"(x), "r"(c));
   return r;
 }
+#endif
 
 // Eight codes as bytes: weights 0-3 in `first`, 4-7 in `second`.
 __device__ __forceinline__ void bytes(u32& first, u32& second, u32 word, u32 more, u32 high, int a) {
@@ -99,18 +135,86 @@ __device__ __forceinline__ float float_scale(const RowScales& s, int i) {
 #endif
 }
 
+// The words of a lane in one group of 32 columns: of rows g and g + 8.
+struct Words { u32 word[2], more[2], plane; };
+
+__device__ __forceinline__ Words words_of(const u8* record, int group, int lane) {
+  const int c = group >> 1, h = group & 1;
+  Words w = {};
+#if BITS == 8
+  const u32x4 v = ((const u32x4*)record)[c * 64 + h * 32 + lane];
+  w.word[0] = v.x, w.more[0] = v.y, w.word[1] = v.z, w.more[1] = v.w;
+#else
+  const u32x2 v = ((const u32x2*)record)[(c * 32 + lane) * 2 + h];
+  w.word[0] = v.x, w.word[1] = v.y;
+#endif
+#if BITS == 5
+  w.plane = ((const u32*)(record + 2048))[c * 32 + lane];
+#elif BITS == 6
+  w.plane = ((const u32*)(record + 2048))[(c * 32 + lane) * 2 + h];
+#endif
+  return w;
+}
+
+// What a lane has of rows g, g + 8 and all 256 columns.
+#if INTEGER
+struct Sums { int high[2], low[2]; };
+__device__ __forceinline__ float sum_of(const Sums& s, const RowScales& r, int i) { return (256.f * (float)s.high[i] + (float)s.low[i]) * r.d; }
+#else
+struct Sums { float sum[2]; };
+__device__ __forceinline__ float sum_of(const Sums& s, const RowScales&, int i) { return s.sum[i]; }
+#endif
+
+// One group: high and low are its sums, of the second 16 columns alone where those have a scale of their own.
+__device__ __forceinline__ void add_group(Sums& s, const RowScales& r, int i, int group, int high, int low, int high2, int low2) {
+#if BY_16 && INTEGER
+  const int s0 = integer_scale(r, 2 * group), s1 = integer_scale(r, 2 * group + 1);
+  s.high[i] += high * s0 + high2 * s1, s.low[i] += low * s0 + low2 * s1;
+#elif BY_16
+  s.sum[i] += float_scale(r, 2 * group) * (float)(high * 256 + low) + float_scale(r, 2 * group + 1) * (float)(high2 * 256 + low2);
+#elif INTEGER
+  const int scale = integer_scale(r, group);
+  s.high[i] += high * scale, s.low[i] += low * scale;
+#else
+  s.sum[i] += float_scale(r, group) * (float)(high * 256 + low);
+#endif
+}
+
+// total[i][n] += rows g + 8 i of a record times row n of x, in parts: their sum over t is the whole.
 __device__ __forceinline__ void multiply(float (&total)[2][X_ROWS], const u8* record, const u8* x, int lane) {
   const int g = lane >> 2, t = lane & 3;
   const u8* scales = record + CODES;
   const RowScales s[2] = {row_scales(scales, g), row_scales(scales, g + 8)};
-#if INTEGER
-  int high[2][X_ROWS] = {}, low[2][X_ROWS] = {};
-#else
-  float sum[2][X_ROWS] = {};
-#endif
+#if IMMA
+  // B's columns 2 n, 2 n + 1 are high and low of row n, so lane (g, n) has both sums of it. Columns beyond repeat them.
+  Sums sums = {};
+  const u8* given = x + g % (2 * X_ROWS) / 2 * X_BYTES + (g & 1) * 8 + t * 16;
 #pragma unroll
   for (int group = 0; group < 8; group++) {
-    const int c = group >> 1, h = group & 1;
+    const u32x2 b = *(const u32x2*)(given + group * 64);
+    const Words w = words_of(record, group, lane);
+    u32 first[2], second[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) bytes(first[i], second[i], w.word[i], w.more[i], w.plane, 2 * (group & 1) + i);
+    Four p = {}, q = {};
+#if BY_16
+#if CODE_ZERO
+    p = mma_zeros(b.x), q = mma_zeros(b.y);
+#endif
+    p = mma_codes(p, first[0], first[1], b.x), q = mma_codes(q, second[0], second[1], b.y);
+#else
+#if CODE_ZERO
+    p = mma_zeros(b.x, b.y);
+#endif
+    p = mma_codes(p, first[0], first[1], second[0], second[1], b.x, b.y);
+#endif
+#pragma unroll
+    for (int i = 0; i < 2; i++) add_group(sums, s[i], i, group, p.of[2 * i], p.of[2 * i + 1], q.of[2 * i], q.of[2 * i + 1]);
+  }
+#else
+  Sums sums[X_ROWS] = {};
+#pragma unroll
+  for (int group = 0; group < 8; group++) {
     u32x4 b[X_ROWS];
     int z[X_ROWS][4] = {};
 #pragma unroll
@@ -125,45 +229,25 @@ __device__ __forceinline__ void multiply(float (&total)[2][X_ROWS], const u8* re
 #endif
 #endif
     }
-#if BITS == 8
-    const u32x4 v = ((const u32x4*)record)[c * 64 + h * 32 + lane];
-    const u32 word[2] = {v.x, v.z}, more[2] = {v.y, v.w};
-#else
-    const u32x2 v = ((const u32x2*)record)[(c * 32 + lane) * 2 + h];
-    const u32 word[2] = {v.x, v.y}, more[2] = {0, 0};
-#endif
-    u32 plane = 0;
-#if BITS == 5
-    plane = ((const u32*)(record + 2048))[c * 32 + lane];
-#elif BITS == 6
-    plane = ((const u32*)(record + 2048))[(c * 32 + lane) * 2 + h];
-#endif
+    const Words w = words_of(record, group, lane);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       u32 first, second;
-      bytes(first, second, word[i], more[i], plane, 2 * h + i);
+      bytes(first, second, w.word[i], w.more[i], w.plane, 2 * (group & 1) + i);
 #pragma unroll
       for (int n = 0; n < X_ROWS; n++) {
-#if BY_16 && INTEGER
-        const int s0 = integer_scale(s[i], 2 * group), s1 = integer_scale(s[i], 2 * group + 1);
-        high[i][n] += dot(first, b[n].x, z[n][0]) * s0 + dot(second, b[n].y, z[n][2]) * s1;
-        low[i][n] += dot(first, b[n].z, z[n][1]) * s0 + dot(second, b[n].w, z[n][3]) * s1;
-#elif BY_16
-        const int one = dot(first, b[n].x, z[n][0]) * 256 + dot(first, b[n].z, z[n][1]);
-        const int other = dot(second, b[n].y, z[n][2]) * 256 + dot(second, b[n].w, z[n][3]);
-        sum[i][n] += float_scale(s[i], 2 * group) * (float)one + float_scale(s[i], 2 * group + 1) * (float)other;
+#if BY_16
+        const int high = dot(first, b[n].x, z[n][0]), low = dot(first, b[n].z, z[n][1]);
+        const int high2 = dot(second, b[n].y, z[n][2]), low2 = dot(second, b[n].w, z[n][3]);
 #else
-        const int a = dot(first, b[n].x, dot(second, b[n].y, z[n][0])), e = dot(first, b[n].z, dot(second, b[n].w, z[n][1]));
-#if INTEGER
-        const int scale = integer_scale(s[i], group);
-        high[i][n] += a * scale, low[i][n] += e * scale;
-#else
-        sum[i][n] += float_scale(s[i], group) * (float)(a * 256 + e);
+        const int high = dot(first, b[n].x, dot(second, b[n].y, z[n][0])), low = dot(first, b[n].z, dot(second, b[n].w, z[n][1]));
+        const int high2 = 0, low2 = 0;
 #endif
-#endif
+        add_group(sums[n], s[i], i, group, high, low, high2, low2);
       }
     }
   }
+#endif
 #pragma unroll
   for (int n = 0; n < X_ROWS; n++) {
     const float factor = *(const float*)(x + n * X_BYTES + X_FACTOR);
@@ -172,10 +256,10 @@ __device__ __forceinline__ void multiply(float (&total)[2][X_ROWS], const u8* re
 #endif
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-#if INTEGER
-      float v = (256.f * (float)high[i][n] + (float)low[i][n]) * s[i].d;
+#if IMMA
+      float v = t == n ? sum_of(sums, s[i], i) : 0.f;
 #else
-      float v = sum[i][n];
+      float v = sum_of(sums[n], s[i], i);
 #endif
 #if SCALES == 2
       const u32 two = ((const u16*)(scales + 64))[(g + 8 * i) * 8 + 4 + t];

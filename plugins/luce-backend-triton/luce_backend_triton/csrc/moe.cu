@@ -10,7 +10,7 @@
 // Ids are read, and records asked for, before what came before is over. So that must be one launch that lets others start
 // only when everything before it is over, as moe_gemv itself does: ids are older.
 //
-// instructions: IDP\.4A (LDG|LDGSTS)\.[.\w]*128
+// instructions: (IDP\.4A|IMMA) (LDG|LDGSTS)\.[.\w]*128
 
 struct Stack {
   const u8* records[2];  // of all experts, one below the other; the second: or none
@@ -54,7 +54,7 @@ moe_gemv(const u8* __restrict__ x, Stack stack, int tiles, int blocks, int room)
   const size_t skipped = ((size_t)expert * tiles + tile0) * blocks * RECORD;
   const u8* source = nullptr;
   int next = begin;
-  u8* to = ring;
+  u8* slot = ring;  // of the oldest record, and so of the next
   auto seek = [&]() {
     const bool second = next >= one;
     source = common ? (second ? stack.beside[1] : stack.beside[0]) : (second ? stack.records[1] : stack.records[0]);
@@ -62,12 +62,12 @@ moe_gemv(const u8* __restrict__ x, Stack stack, int tiles, int blocks, int room)
   };
   auto fetch = [&]() {
     if (next < end) {
-      copy_record(to, source, lane);
+      copy_record(slot, source, lane);
       source += RECORD;
       if (++next == one && next < end) seek();
     }
     commit();
-    to = to == ring + (STAGES - 1) * RECORD ? ring : to + RECORD;
+    slot = slot == ring + (STAGES - 1) * RECORD ? ring : slot + RECORD;
   };
   if (begin < end) seek();
 #pragma unroll
@@ -82,14 +82,12 @@ moe_gemv(const u8* __restrict__ x, Stack stack, int tiles, int blocks, int room)
   __syncthreads();
 
   float total[2][X_ROWS] = {};
-  const u8* record = ring;
   float* mine = partial + warp * room * 16 + (lane >> 2);
   int block = begin % blocks;
   for (int i = begin; i < end; i++) {
     wait_but<STAGES - 1>();
     __syncwarp();
-    multiply(total, record, shared + block * X_BYTES, lane);
-    record = record == ring + (STAGES - 1) * RECORD ? ring : record + RECORD;
+    multiply(total, slot, shared + block * X_BYTES, lane);
     __syncwarp();
     fetch();
     if (++block == blocks || i == end - 1) {

@@ -5,12 +5,12 @@
 //
 // Grid: (blocks of row tiles, 1, rows). A part is 256 columns of one expert; warp w has parts w, w + WARPS, ... of all tiles
 // of its thread block, and makes their x ready for itself. Shared memory: of each warp its x of two parts, then rings, sums
-// f32[WARPS][most tiles][16], squares and products f32[2][WARPS], weights and experts [each].
+// f32[WARPS][most tiles][16], residual f32[most tiles][16], products and squares f32[2][WARPS], weights and experts [each].
 //
 // `given` is what the launch before makes. All else is older, and read before that one is over, as in moe.cu: three thread
-// blocks of it and one of this find room in a multiprocessor's registers.
+// blocks of it and one of this find room in a multiprocessor's registers; with scales as halves or e4m3, two and one.
 //
-// instructions: IDP\.4A (LDG|LDGSTS)\.[.\w]*128
+// instructions: (IDP\.4A|IMMA) (LDG|LDGSTS)\.[.\w]*128
 
 struct Down {
   const u8 *records, *beside;  // of the shared expert, or none
@@ -51,7 +51,7 @@ __device__ __forceinline__ void make_ready(u8* to, const float (&v)[8], float sh
   if (lane == 0) *(float*)(to + X_FACTOR) = top / 32512.f * share;
 }
 
-extern "C" __global__ void THREADS(1152)
+extern "C" __global__ void THREADS(SCALES > 1 && SCALES < 6 ? 1152 : 0)
 moe_down(Down d, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.z;
@@ -59,7 +59,8 @@ moe_down(Down d, int tiles, int blocks, int room) {
   const int tile0 = first_unit(blockIdx.x, gridDim.x, tiles), num_tiles = first_unit(blockIdx.x + 1, gridDim.x, tiles) - tile0;
   u8 *x = shared + warp * 2 * X_BYTES, *ring = shared + WARPS * 2 * X_BYTES + warp * STAGES * RECORD;
   float* partial = (float*)(shared + WARPS * (2 * X_BYTES + STAGES * RECORD));
-  float* scratch = partial + WARPS * room * 16;
+  float* residual = partial + WARPS * room * 16;
+  float* scratch = residual + room * 16;
   float* weight = scratch + 2 * WARPS;
   int* expert = (int*)(weight + each);
   for (int i = threadIdx.x; i < d.used; i += 32 * WARPS) {
@@ -72,7 +73,7 @@ moe_down(Down d, int tiles, int blocks, int room) {
 
   int next = warp, tile = 0;
   const u8* source = nullptr;
-  u8* to = ring;
+  u8* slot = ring;  // of the oldest record, and so of the next
   auto seek = [&]() {
     if (next >= parts) return;
     const int place = next / blocks;
@@ -81,12 +82,12 @@ moe_down(Down d, int tiles, int blocks, int room) {
   };
   auto fetch = [&]() {
     if (next < parts) {
-      copy_record(to, source, lane);
+      copy_record(slot, source, lane);
       source += (size_t)blocks * RECORD;
       if (++tile == num_tiles) tile = 0, next += WARPS, seek();
     }
     commit();
-    to = to == ring + (STAGES - 1) * RECORD ? ring : to + RECORD;
+    slot = slot == ring + (STAGES - 1) * RECORD ? ring : slot + RECORD;
   };
   seek();
 #pragma unroll
@@ -115,14 +116,12 @@ moe_down(Down d, int tiles, int blocks, int room) {
     weight[d.used] = 1.f;
   }
   const int sums = num_tiles * 16, first_row = tile0 * 16;
-  float residual = 0.f;
-  if (d.residual && threadIdx.x < sums && first_row + threadIdx.x < d.n)
-    residual = __uint_as_float(load1(d.residual + (size_t)row * d.ldr + first_row + threadIdx.x));
+  for (int i = threadIdx.x; i < sums; i += 32 * WARPS)
+    residual[i] = d.residual && first_row + i < d.n ? __uint_as_float(load1(d.residual + (size_t)row * d.ldr + first_row + i)) : 0.f;
   __syncthreads();
   wait_for_previous();
   let_next_start();
 
-  const u8* record = ring;
   for (int first = warp; first < parts; first += 2 * WARPS) {  // two parts at a time: columns of both are asked for at once
     float v[2][8];
 #pragma unroll
@@ -138,14 +137,13 @@ moe_down(Down d, int tiles, int blocks, int room) {
 #pragma unroll
     for (int k = 0; k < 2; k++)
       if (first + k * WARPS < parts) make_ready(x + k * X_BYTES, v[k], weight[(first + k * WARPS) / blocks], lane);
-    for (int k = 0; k < 2 && first + k * WARPS < parts; k++) {
+    for (int part = first; part < min(parts, first + 2 * WARPS); part += WARPS) {
       float* mine = partial + warp * room * 16 + (lane >> 2);
       for (int i = 0; i < num_tiles; i++, mine += 16) {
         wait_but<STAGES - 1>();
         __syncwarp();
         float total[2][X_ROWS] = {};
-        multiply(total, record, x + k * X_BYTES, lane);
-        record = record == ring + (STAGES - 1) * RECORD ? ring : record + RECORD;
+        multiply(total, slot, part == first ? x : x + X_BYTES, lane);
         __syncwarp();
         fetch();
 #pragma unroll
@@ -153,7 +151,7 @@ moe_down(Down d, int tiles, int blocks, int room) {
           float sum = total[j][0];
           sum += __shfl_xor_sync(~0u, sum, 1);
           sum += __shfl_xor_sync(~0u, sum, 2);
-          if ((lane & 3) == 0) mine[8 * j] = first + k == warp ? sum : mine[8 * j] + sum;
+          if ((lane & 3) == 0) mine[8 * j] = part == warp ? sum : mine[8 * j] + sum;
         }
       }
     }
@@ -164,8 +162,6 @@ moe_down(Down d, int tiles, int blocks, int room) {
 #pragma unroll
     for (int w = 0; w < WARPS; w++)
       if (w < parts) v += partial[w * room * 16 + i];
-    if (first_row + i >= d.n) continue;
-    if (i != threadIdx.x) residual = d.residual ? d.residual[(size_t)row * d.ldr + first_row + i] : 0.f;
-    d.y[(size_t)row * d.n + first_row + i] = v + residual;
+    if (first_row + i < d.n) d.y[(size_t)row * d.n + first_row + i] = v + residual[i];
   }
 }
