@@ -120,7 +120,10 @@ def measure(kept: record.Record, given: argparse.Namespace, model: Model, dtype:
         f"{given.model}, pages {given.type}"
     )
     spec = spec_of(model)
-    held = [(1, 1, 16), (1, 1, 4096), (1, 1, 32768), (16, 1, 4096), (1, 16, 4096), (4, 8, 4096)]
+    held = [
+        (1, 1, 16), (1, 1, 200), (1, 16, 16), (1, 1, 4096), (1, 16, 4096), (1, 1, 32768), (1, 24, 16),
+        (16, 1, 4096), (4, 8, 4096),
+    ]  # fmt: skip
     for seqs, rows, depth in held[:5:2] if given.quick else held:
         case = Case(model, "held", seqs, rows, depth, dtype, model.layers)
         error = case.error(spec)

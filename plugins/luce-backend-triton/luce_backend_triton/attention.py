@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from luce_backend_triton import attention_kernels as kernels
-from luce_backend_triton import capability, product, row_kernels, shapes
+from luce_backend_triton import capability, one_row_kernels, product, row_kernels, shapes
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import AttentionSpec, CodedField, ForwardBatch, Region, RopeSpec
 from luce_core.contracts.staged import takes_padding
@@ -394,9 +394,9 @@ def _one_each(
         return None
     ends = _ends(b, rows, spec, gate, shape.splits)
     given = _row_arguments(b, q, k, v, region, spec)
-    kernels.attend_one[(rows, spec.kv_heads, shape.splits)](
+    one_row_kernels.attend_one[(rows, spec.kv_heads, shape.splits)](
         **given, **ends.told, **_scores(spec), DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
-        SPLIT=shape.splits > 1, num_warps=shape.warps, num_stages=shape.stages,
+        SPLIT=shape.splits > 1, num_warps=shape.warps if shape.splits > 1 else 8, num_stages=shape.stages,
     )  # fmt: skip
     return ends.join(rows, spec, given["VT"], given["OVERLAP"])
 

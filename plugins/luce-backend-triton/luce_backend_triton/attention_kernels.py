@@ -1,6 +1,6 @@
 # Triton compiles these functions: no annotations, no conditional expressions.
-# ruff: noqa: ANN001, ANN201, PLR0915, PLR0912, C901, SIM102, SIM108
-"""Triton kernels of paged attention: a softmax over pages, split; its sum; all of one decoded row.
+# ruff: noqa: ANN001, ANN201, PLR0915, PLR0912, C901
+"""Triton kernels of paged attention: a softmax over pages, split, and its sum.
 
 Lengths, block tables and masks are read on the device. What a row sees is said in `luce_core.ops.pages`.
 
@@ -14,17 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from luce_backend_triton.codec_kernels import load_vectors, numbers_of, turn, turn_back
+from luce_backend_triton.codec_kernels import load_vectors, numbers_of, turn_back
 from luce_backend_triton.kernels import DOT_F32
-from luce_backend_triton.row_kernels import (
-    entry_at,
-    features,
-    places_below,
-    tile_of,
-    turned,
-    turning_of,
-    write_vectors,
-)
+from luce_backend_triton.row_kernels import places_below, tile_of
 from luce_backend_triton.waiting import let_next_start, wait_for_previous, wait_only
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -322,166 +314,3 @@ def join(
         y = turn_back(y, 1, DVB, VT)
     y = gated(y, gate_at(gate, row, h, dv[None, :], ldg, hdg, inside, GATE, PER_HEAD), GATE)
     tl.store(out + (row.to(tl.int64) * H + h) * DV + dv[None, :], y, mask=inside)
-
-
-# --- one decoded row a sequence
-
-
-@triton.jit
-def ask_for(pages, vector, added, BYTES: tl.constexpr, EACH: tl.constexpr):
-    """Fetch vectors of BYTES bytes into L2, which nothing reads yet: so they may be old. EACH: numbers of
-    `pages` in one.
-    """
-    if BYTES % 16 == 0:
-        at = (pages + (vector + added) * EACH).to(tl.int64)
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r",
-            [at, tl.full(at.shape, BYTES, tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["num_rows", "axis_stride", "row_stride", "table_stride", "splits"])
-def attend_one(
-    q, k, v, pages_k, pages_v, scales_k, scales_v, out, parts, peaks, gate, sinks, q_weight, k_weight,
-    v_weight, position, axis, frequency, index, length, parent, block, first, count, num_rows, ldq, hdq, ldk,
-    ldv, ldg, hdg, axis_stride, row_stride, table_stride, q_eps, k_eps, v_eps, magnitude, scale, cap, window,
-    splits,
-    H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, DVP: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, WRITE: tl.constexpr, Q_NORM: tl.constexpr,
-    K_NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr, START: tl.constexpr, HALF: tl.constexpr,
-    HALVES: tl.constexpr, AXES: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
-    SPLIT: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr, KC: tl.constexpr, KG: tl.constexpr,
-    KT: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr, VC: tl.constexpr, VG: tl.constexpr,
-    VT: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """The only held row of a sequence, the query heads of one KV head, one part of the committed places:
-    what `make_rows` and `attend` do. The first part writes the row's key and value, and begins with them.
-
-    Grid (rows, KV heads, splits). Arguments as theirs.
-    """
-    let_next_start(OVERLAP)
-    row, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    group: tl.constexpr = H // HK
-    m = tl.arange(0, M)
-    d, dv = tl.arange(0, DP)[None, :], tl.arange(0, DVP)[None, :]
-    live, h = (m < group)[:, None], (kv * group + tl.minimum(m, group - 1))[:, None]
-    at = position + row * row_stride
-    other, turning, cosine, sine = turning_of(
-        d, at, axis, axis_stride, frequency, magnitude, ROPE, START, HALF, HALVES, AXES
-    )
-    own, committed, used = tl.load(index + row), tl.load(length + row), tl.load(count + row)
-    first += row * table_stride
-    block += row * table_stride
-    begin, end = used * 0, used * 0
-    if used > 0:
-        end = places_below(first, used, committed, BLOCK)
-        if WINDOW:
-            begin = places_below(first, used, own - window + 1, BLOCK) // N * N
-    if SPLIT:
-        each = (end - begin + splits - 1) // splits
-        each = (each + N - 1) // N * N
-        begin += split * each
-        end = tl.minimum(end, begin + each)
-    entry = tl.full((), -1, tl.int64)
-    if split == 0:
-        if tl.load(parent + row) != -2:
-            entry = entry_at(block, first, used, committed, BLOCK)
-    if OVERLAP:
-        if begin < end:
-            soon = tl.minimum(begin + tl.arange(0, N), end - 1)
-            soon = (tl.load(block + soon // BLOCK).to(tl.int64) * BLOCK + soon % BLOCK) * HK
-            if KC != "":
-                ask_for(pages_k, kv, soon, KB, KB)
-            else:
-                ask_for(pages_k, kv, soon, D * pages_k.dtype.element_ty.primitive_bitwidth // 8, D)
-            if VC != "":
-                ask_for(pages_v, kv, soon, VB, VB)
-            else:
-                ask_for(pages_v, kv, soon, DV * pages_v.dtype.element_ty.primitive_bitwidth // 8, DV)
-    wait_only(OVERLAP)
-
-    # All that comes from the launch before is asked for at once.
-    newest, far = entry >= 0, row.to(tl.int64)
-    both = live & (dv < DV)
-    from_q, from_k, from_v = q + far * ldq + h * hdq, k + far * ldk + kv * D, v + far * ldv + kv * DV
-    query = features(from_q, d, D, live)
-    if WRITE:
-        key_given = features(from_k, d, D, newest)
-        value_given = features(from_v, dv, DV, newest)
-    g = 0.0
-    if not SPLIT:
-        g = gate_at(gate, row, h, dv, ldg, hdg, both, GATE, PER_HEAD)
-    query = turned(query, from_q, q_weight, d, D, q_eps, other, turning, cosine, sine, live, Q_NORM, ROPE)
-    if KC != "":
-        query = turn(query, M, DP, KT).to(tl.float16)
-    else:
-        query = query.to(pages_k.dtype.element_ty)
-
-    total = tl.zeros((M, DVP), tl.float32)
-    peak = tl.full((M,), -float("inf"), tl.float32)
-    weight = tl.zeros((M,), tl.float32)
-    if newest:
-        at_new = tl.full((1, 1), 0, tl.int64) + entry * HK + kv
-        one = tl.full((1,), 1, tl.int1)
-        if WRITE:
-            key_given = turned(
-                key_given, from_k, k_weight, d, D, k_eps, other, turning, cosine, sine, newest, K_NORM, ROPE
-            )
-            value_given = turned(
-                value_given, from_v, v_weight, dv, DV, v_eps, dv, dv < 0, dv, dv, newest, V_NORM, False
-            )
-            write_vectors(pages_k, scales_k, key_given, at_new, d, True, 1, DP, D, KC, KG, KT, KB, KS)
-            write_vectors(pages_v, scales_v, value_given, at_new, dv, True, 1, DVP, DV, VC, VG, VT, VB, VS)
-            if (KC != "") | (VC != ""):
-                tl.debug_barrier()  # codes are read back: this program wrote them
-        one_at = tl.reshape(at_new, (1,))
-        if KC != "":
-            codes, k_scale, k_minus = load_vectors(
-                pages_k + one_at * KB, scales_k + (one_at * (KB // 2) + KS), one, 1, DP, D, KC, KG
-            )
-            key_new = numbers_of(codes, k_scale, k_minus, 1, DP, KC, KG).to(tl.float32)
-        elif WRITE:
-            key_new = key_given.to(pages_k.dtype.element_ty).to(tl.float32)
-        else:
-            key_new = features(pages_k + at_new * D, d, D, True)
-        if VC != "":
-            v_codes, v_scale, v_minus = load_vectors(
-                pages_v + one_at * VB, scales_v + (one_at * (VB // 2) + VS), one, 1, DVP, DV, VC, VG
-            )
-            value_new = numbers_of(v_codes, v_scale, v_minus, 1, DVP, VC, VG).to(tl.float32)
-        elif WRITE:
-            value_new = value_given.to(pages_v.dtype.element_ty).to(tl.float32)
-        else:
-            value_new = features(pages_v + at_new * DV, dv, DV, True)
-        peak = capped(tl.sum(query.to(tl.float32) * key_new, 1) * scale, cap, CAP)
-        weight += 1.0
-        total += value_new
-
-    n = tl.arange(0, N)
-    for base in range(begin, end, N):
-        here, vector, added = vectors_of(base, end, block, kv, HK, N, BLOCK)
-        key, k_scale, k_minus = load_keys(pages_k, scales_k, vector, added, here, N, D, DP, KC, KG, KB, KS)
-        value, v_scale, v_minus = load_values(
-            pages_v, scales_v, vector, added, here, N, DV, DVP, VC, VG, VB, VS
-        )  # fmt: skip
-        if KC != "":
-            key = tl.trans(numbers_of(key, k_scale, k_minus, N, DP, KC, KG))
-        score = capped(product(query, key) * scale, cap, CAP)
-        seen = here
-        if WINDOW:
-            place = base + n
-            token = tl.load(first + place // BLOCK, mask=here, other=0) + place % BLOCK
-            seen = here & (token > own - window)
-        score = tl.where(seen[None, :], score, -float("inf"))
-        peak, weight, total = with_tile(peak, weight, total, score, value, v_scale, v_minus, N, DVP, VC, VG)
-    if SPLIT:
-        to = (split.to(tl.int64) * num_rows + row) * H + kv * group + m
-        tl.store(peaks + to * 2, peak, mask=m < group)
-        tl.store(peaks + to * 2 + 1, weight, mask=m < group)
-        tl.store(parts + to[:, None] * DV + dv, total, mask=both)
-    else:
-        weight, total = with_sink(peak, weight, total, sinks, kv * group + tl.minimum(m, group - 1), SINKS)
-        y = total / tl.where(weight > 0, weight, 1.0)[:, None]
-        if VC != "":
-            y = turn_back(y, M, DVP, VT)
-        tl.store(out + (far * H + h) * DV + dv, gated(y, g, GATE), mask=both)

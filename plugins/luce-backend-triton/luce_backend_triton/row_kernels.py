@@ -1,5 +1,5 @@
 # Triton compiles these functions: no annotations, no conditional expressions.
-# ruff: noqa: ANN001, ANN201, SIM102
+# ruff: noqa: ANN001, ANN201, PLR0915, SIM102
 """Triton kernels of what stands in front of a softmax over pages: where entries lie; head norms, RoPE and
 append.
 """
@@ -71,8 +71,8 @@ def turning_of(
     d, position, axis, axis_stride, frequency, magnitude,
     ROPE: tl.constexpr, START: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr, AXES: tl.constexpr,
 ):  # fmt: skip
-    """How RoPE turns features d at a position: with which others, which at all, cosines, and sines with the
-    sign that the others take.
+    """How RoPE turns features d [n] at a position: with which others, which at all, cosines, and sines with
+    the sign that the others take.
     """
     if ROPE:
         r = d - START
@@ -92,7 +92,7 @@ def turning_of(
             turn = tl.load(position).to(tl.float32)
         angle = turn * tl.load(frequency + j, mask=turning, other=0.0)
         sine = tl.sin(angle) * magnitude
-        return other, turning, tl.cos(angle) * magnitude, tl.where(minus, -sine, sine)
+        return other, turning, (tl.cos(angle) * magnitude)[None, :], tl.where(minus, -sine, sine)[None, :]
     else:
         return d, d < 0, d, d
 
@@ -104,17 +104,29 @@ def features(x, d, dim, live):
 
 
 @triton.jit
+def weights_of(weight, d, other, turning, dim, NORM: tl.constexpr, ROPE: tl.constexpr):
+    """Of a norm: for features d [n], and for those they are turned with."""
+    own, theirs = 1.0, 1.0
+    if NORM:
+        own = tl.load(weight + d, mask=d < dim, other=0.0)[None, :]
+        if ROPE:
+            theirs = tl.load(weight + other, mask=turning, other=0.0)[None, :]
+    return own, theirs
+
+
+@triton.jit
 def turned(
-    v, x, weight, d, dim, eps, other, turning, cosine, sine, live, NORM: tl.constexpr, ROPE: tl.constexpr
+    v, x, own, theirs, dim, eps, other, turning, cosine, sine, live, NORM: tl.constexpr, ROPE: tl.constexpr
 ):
-    """`features` v of heads x, normed and turned; what `turning_of` gave."""
+    """`features` v of heads x, normed with what `weights_of` gave, turned as `turning_of` said."""
     if NORM:
         inverse = 1 / tl.sqrt(tl.sum(v * v, 1)[:, None] / dim + eps)
-        v = v * inverse * tl.load(weight + d, mask=d < dim, other=0.0)
+        v = v * inverse * own
     if ROPE:
-        u = tl.load(x + other, mask=live & turning, other=0.0).to(tl.float32)
+        turning = turning[None, :]
+        u = tl.load(x + other[None, :], mask=live & turning, other=0.0).to(tl.float32)
         if NORM:
-            u = u * inverse * tl.load(weight + other, mask=turning, other=0.0)
+            u = u * inverse * theirs
         v = tl.where(turning, v * cosine + u * sine, v)
     return v
 
@@ -165,10 +177,11 @@ def make_rows(
     row, part = tl.program_id(0), tl.program_id(1)
     groups: tl.constexpr = (H + HB - 1) // HB
     groups_kv: tl.constexpr = (HK + HB - 1) // HB
-    d = tl.arange(0, DP)[None, :]
+    n = tl.arange(0, DP)
+    d = n[None, :]
     at = position + row * row_stride
     other, turning, cosine, sine = turning_of(
-        d, at, axis, axis_stride, frequency, magnitude, ROPE, START, HALF, HALVES, AXES
+        n, at, axis, axis_stride, frequency, magnitude, ROPE, START, HALF, HALVES, AXES
     )
     entry = tl.full((), -1, tl.int64)
     if WRITE:
@@ -188,7 +201,8 @@ def make_rows(
         h = part * HB + tl.arange(0, HB)[:, None]
         x = q + row.to(tl.int64) * ldq + tl.minimum(h, H - 1) * hdq
         y = features(x, d, D, h < H)
-        y = turned(y, x, q_weight, d, D, q_eps, other, turning, cosine, sine, h < H, Q_NORM, ROPE)
+        q_own, q_theirs = weights_of(q_weight, n, other, turning, D, Q_NORM, ROPE)
+        y = turned(y, x, q_own, q_theirs, D, q_eps, other, turning, cosine, sine, h < H, Q_NORM, ROPE)
         if KC != "":
             y = turn(y, HB, DP, KT)
         to = turned_q + (row.to(tl.int64) * H + h) * D + d
@@ -198,11 +212,15 @@ def make_rows(
             h = (part - groups) * HB + tl.arange(0, HB)[:, None]
             k_x = k + row.to(tl.int64) * ldk + tl.minimum(h, HK - 1) * D
             k_y = features(k_x, d, D, h < HK)
-            k_y = turned(k_y, k_x, k_weight, d, D, k_eps, other, turning, cosine, sine, h < HK, K_NORM, ROPE)
+            k_own, k_theirs = weights_of(k_weight, n, other, turning, D, K_NORM, ROPE)
+            k_y = turned(
+                k_y, k_x, k_own, k_theirs, D, k_eps, other, turning, cosine, sine, h < HK, K_NORM, ROPE
+            )
             write_vectors(pages_k, scales_k, k_y, entry * HK + h, d, h < HK, HB, DP, D, KC, KG, KT, KB, KS)
         else:
             h = (part - groups - groups_kv) * HB + tl.arange(0, HB)[:, None]
             v_x = v + row.to(tl.int64) * ldv + tl.minimum(h, HK - 1) * DV
             v_y = features(v_x, d, DV, h < HK)
-            v_y = turned(v_y, v_x, v_weight, d, DV, v_eps, d, d < 0, d, d, h < HK, V_NORM, False)
+            v_own, v_theirs = weights_of(v_weight, n, n, turning, DV, V_NORM, False)
+            v_y = turned(v_y, v_x, v_own, v_theirs, DV, v_eps, n, turning, n, n, h < HK, V_NORM, False)
             write_vectors(pages_v, scales_v, v_y, entry * HK + h, d, h < HK, HB, DP, DV, VC, VG, VT, VB, VS)

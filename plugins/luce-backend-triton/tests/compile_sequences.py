@@ -21,6 +21,7 @@ from luce_backend_triton import (
     delta_kernels,
     moe_kernels,
     nucleus_kernels,
+    one_row_kernels,
     pick_kernels,
     route_kernels,
     row_kernels,
@@ -95,7 +96,9 @@ def variants(target, dim, pairs):
         yield attention_kernels.attend, {**large, **overlap}, asked, {"num_warps": 8, "num_stages": 2}
     one = {**heads, **all_of, **rope, **norms, "M": 16, "N": 32 if new else 16, "SPLIT": False, **overlap}
     del one["HELD"], one["SPAN"], one["HB"]
-    yield attention_kernels.attend_one, one, {**pages, "q": "*fp32"}, {"num_stages": 3 if new else 2}
+    yield one_row_kernels.attend_one, one, {**pages, "q": "*fp32"}, {"num_warps": 8}
+    bare = {**one, "WRITE": False, "ROPE": False, "Q_NORM": False, "K_NORM": False, "GATE": 0}
+    yield one_row_kernels.attend_one, bare, {**pages, "q": "*fp32"}, {"num_warps": 8}
     ends = {"H": 6, "STEP": 16, "SINKS": True, "GATE": 2, "PER_HEAD": True}
     yield attention_kernels.join, {**ends, "DV": dim, "DVB": 32, "VT": 0, **overlap}, {}, {}
     alike = {**heads, **all_of, "M": 32, "N": 32, "PART": 512, "SB": 4, **overlap}
@@ -116,7 +119,7 @@ def variants(target, dim, pairs):
         yield attention_kernels.attend, {**held, **overlap}, kept, {"num_stages": 3}
         single = {**one, **codes, "DVP": wide, "V_NORM": True, "AXES": False, "SPLIT": True}
         del single["HELD"]
-        yield attention_kernels.attend_one, single, {**kept, "q": "*fp32"}, {"num_stages": 2}
+        yield one_row_kernels.attend_one, single, {**kept, "q": "*fp32"}, {"num_stages": 2}
         if new:
             many = {**codes, **all_of, "DVP": wide, "HELD": False, "M": 64, "N": 32, "RT": 21, "SB": 1}
             options = {"num_warps": 8, "num_stages": 2}
