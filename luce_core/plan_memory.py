@@ -54,6 +54,10 @@ resident memory sampled every 2 ms). Op layers of hardware plugins need less.
 """
 
 
+SAMPLED_COPIES = 3
+"""Of the logits of held rows: as they come, processed, and the ids that may be picked."""
+
+
 @frozen
 class Demand:
     """What a plan wants from one device, before it is known whether it fits."""
@@ -190,13 +194,15 @@ def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
     vocab = max(spec.vocab for spec in demand.models.values())
     held = 4 * vocab * min(rows, demand.max_sequences * demand.max_held_rows)
     scored = min(max(SCORE_LOGITS_BYTES, 4 * vocab), 4 * vocab * rows)
-    logits = 2 * max(held, scored)
+    logits = max(SAMPLED_COPIES * held, 2 * scored)
+    marks = 4 * vocab * demand.max_sequences
     claims = [
         Claim(f"weights of {name}", device.id, "weights", size, size)
         for name, size in demand.weight_bytes.items()
     ]
     claims.append(Claim("activations of a step", device.id, "workspace", activations, activations))
     claims.append(Claim("logits of a step", device.id, "workspace", logits, logits))
+    claims.append(Claim("marks and biases of texts", device.id, "workspace", 2 * marks, 2 * marks))
     claims += [
         Claim(f"images through {name}", device.id, "workspace", size, size)
         for name, size in demand.encoders.items()

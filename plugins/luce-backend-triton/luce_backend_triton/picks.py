@@ -25,7 +25,7 @@ from luce_core.ops.sampling import FILTERS, HOST_FLAGS, PROCESSED, StepParams
 STEP = 1024
 """Columns a program looks at in one go."""
 MOST_PARTS = 128
-"""Of a row. How many follows from its length alone, so that sums come in the same order beside any others."""
+"""Of a row."""
 HERE = frozenset({"bias", "penalty", "min_tokens", "noise"})
 """Of what is done before the filters."""
 CUTS = frozenset({"top_k", "top_p"})
