@@ -42,8 +42,6 @@ class Shape:
     stages: int
     resident: int = 1
     """Thread blocks a multiprocessor is to hold, in registers."""
-    cluster: int = 1
-    """gemv: thread blocks that share the columns of their tiles. A grid is a multiple of it."""
 
     def ring_bytes(self, fmt: RecordFormat) -> int:
         """Records on their way, of one thread block."""
@@ -53,16 +51,12 @@ class Shape:
         """Of one of `grid` thread blocks, for a matrix of tiles × blocks records."""
         if self.kind == "mma":
             return self.ring_bytes(fmt) + self.stages * self.x_rows * X_BYTES
-        teams, own = grid // self.cluster, -(-blocks // self.cluster)
-        sums = self.warps * self.warp_room(tiles, blocks, grid)
-        if self.cluster > 1:
-            sums += -(-tiles // teams) + self.cluster
-        return self.ring_bytes(fmt) + own * self.x_rows * X_BYTES + sums * 16 * self.x_rows * 4
+        sums = self.warps * self.warp_room(tiles, blocks, grid) * 16 * self.x_rows * 4
+        return self.ring_bytes(fmt) + blocks * self.x_rows * X_BYTES + sums
 
     def warp_room(self, tiles: int, blocks: int, grid: int) -> int:
         """gemv: the most tiles one warp has part of."""
-        teams, own = grid // self.cluster, -(-blocks // self.cluster)
-        return -(-(-(-tiles // teams) * own) // self.warps) // max(1, blocks // self.cluster) + 2
+        return -(-(-(-tiles // grid) * blocks) // self.warps) // blocks + 2
 
     def owners(self, tiles: int) -> int:
         """mma: thread blocks' shares of rows."""
@@ -83,7 +77,6 @@ def defines(fmt: RecordFormat, shape: Shape) -> dict[str, int]:
         "WARPS": shape.warps,
         "STAGES": shape.stages,
         "RESIDENT": shape.resident,
-        "CLUSTER": shape.cluster,
     }
 
 

@@ -1,7 +1,6 @@
 // What both kernels share; compiled in front of each, with these defined: BITS 4, 5, 6, 8; TABLE 0, 1 (IQ4),
 // 2 (FP4); ZERO; SCALES (place in formats.SCALE_KINDS); RECORD bytes; CODES bytes of them; X_ROWS (of x at a time);
-// TILES (row tiles of a warp); WARPS (of a block); STAGES (of the ring); RESIDENT (blocks of a multiprocessor); CLUSTER
-// (blocks that share columns, gemv.cu).
+// TILES (row tiles of a warp); WARPS (of a block); STAGES (of the ring); RESIDENT (blocks of a multiprocessor).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -83,26 +82,6 @@ __device__ __forceinline__ void let_next_start() {
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// --- blocks of a cluster, which see each other's shared memory
-
-__device__ __forceinline__ void arrive_in_cluster() {
-#if CLUSTER > 1
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_cluster() {
-#if CLUSTER > 1
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-// *shared = v, in the shared memory of another block.
-__device__ __forceinline__ void store_in(int rank, float* shared, float v) {
-#if CLUSTER > 1
-  u32 at = (u32)__cvta_generic_to_shared(shared);
-  asm volatile("{.reg .u32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2;}" ::"r"(at), "r"(rank), "f"(v) : "memory");
 #endif
 }
 

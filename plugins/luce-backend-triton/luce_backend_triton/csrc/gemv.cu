@@ -276,40 +276,29 @@ __device__ __forceinline__ void multiply(float (&total)[2][X_ROWS], const u8* re
 
 // Grid: (blocks, 1, blocks of X_ROWS rows of x). x: [blocks][m][X_BYTES], of 256 columns each, as above, and at X_FACTOR
 // the f32 that x is to be multiplied with.
-// A team is a thread block, or a cluster of them which share columns. It takes whole tiles: sums that meet through memory
-// would cost more than an uneven share. Few tiles for each of many blocks are a very uneven share, which is what clusters
-// are for. The warps of a block share its units evenly, and sums meet in shared memory: x, rings, then
-// f32[WARPS][room][X_ROWS][16], by warp and its how-manieth tile; then those of a cluster, f32[CLUSTER][most][X_ROWS][16]
-// by block, of which each finishes every CLUSTER-th.
-#if CLUSTER > 1
-#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define IN_CLUSTERS
-#endif
-extern "C" __global__ void IN_CLUSTERS __launch_bounds__(32 * WARPS, RESIDENT)
-gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tiles, int all_blocks, int room) {
+// A thread block takes whole tiles: sums that meet through memory would cost more than an uneven share. Its warps share
+// their units evenly, and sums meet in shared memory: x, rings, then f32[WARPS][room][X_ROWS][16], by warp and its
+// how-manieth tile.
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
+gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
-  const int team = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER, teams = min(gridDim.x / CLUSTER, tiles);
-  if (team >= teams) return;
+  const int grid = min(gridDim.x, tiles);
+  if (blockIdx.x >= grid) return;
   begin_beside(out.beside);
-  arrive_in_cluster();
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int first_row = blockIdx.z * X_ROWS, live = min(out.m - first_row, X_ROWS);
-  const int tile0 = first_unit(team, teams, tiles), num_tiles = first_unit(team + 1, teams, tiles) - tile0;
-  const int block0 = first_unit(rank, CLUSTER, all_blocks), blocks = first_unit(rank + 1, CLUSTER, all_blocks) - block0;
+  const int tile0 = first_unit(blockIdx.x, grid, tiles), num_tiles = first_unit(blockIdx.x + 1, grid, tiles) - tile0;
   const int units = num_tiles * blocks, begin = first_unit(warp, WARPS, units), end = first_unit(warp + 1, WARPS, units);
-  const int most_blocks = CLUSTER > 1 ? (all_blocks + CLUSTER - 1) / CLUSTER : blocks;
-  u8* ring = shared + X_ROWS * most_blocks * X_BYTES + warp * STAGES * RECORD;
-  float* partial = (float*)(shared + X_ROWS * most_blocks * X_BYTES + WARPS * STAGES * RECORD);
+  u8* ring = shared + X_ROWS * blocks * X_BYTES + warp * STAGES * RECORD;
+  float* partial = (float*)(shared + X_ROWS * blocks * X_BYTES + WARPS * STAGES * RECORD);
 
-  const u8* source = records + ((size_t)(tile0 + begin / blocks) * all_blocks + block0 + begin % blocks) * RECORD;
-  int left = end - begin, of_tile = blocks - begin % blocks;
+  const u8* source = records + ((size_t)tile0 * blocks + begin) * RECORD;
+  int left = end - begin;
   u8* to = ring;
   auto fetch = [&]() {
     if (left > 0) copy_record(to, source, lane);
     commit();
     source += RECORD;
-    if (CLUSTER > 1 && --of_tile == 0) of_tile = blocks, source += (size_t)(all_blocks - blocks) * RECORD;
     left--;
     to = to == ring + (STAGES - 1) * RECORD ? ring : to + RECORD;
   };
@@ -318,13 +307,12 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
   wait_for_x(out.beside);
   for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
     const int block = i / (live * (X_BYTES / 16)), piece = i % (live * (X_BYTES / 16));
-    copy16(shared + block * X_ROWS * X_BYTES + piece * 16, x + ((size_t)(block0 + block) * out.m + first_row) * X_BYTES + piece * 16);
+    copy16(shared + block * X_ROWS * X_BYTES + piece * 16, x + ((size_t)block * out.m + first_row) * X_BYTES + piece * 16);
   }
   commit();
   const int sums = num_tiles * live * 16;  // thread i finishes sum i first: its residual is asked for now
-  const int finished = threadIdx.x * CLUSTER + rank;
   float residual = 0.f;
-  if (finished < sums) residual = residual_of(out, (tile0 + finished / (16 * live)) * 16 + finished % 16, first_row + finished / 16 % live);
+  if (threadIdx.x < sums) residual = residual_of(out, (tile0 + threadIdx.x / (16 * live)) * 16 + threadIdx.x % 16, first_row + threadIdx.x / 16 % live);
   wait_all();
   __syncthreads();
   float total[2][X_ROWS] = {};
@@ -354,7 +342,7 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
   }
   __syncthreads();
 
-  auto sum = [&](int i) {
+  for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
     const int row = i % 16, n = i / 16 % live, tile = i / (16 * live), until = (tile + 1) * blocks;
     float v = 0.f;
     for (int w = worker_of(tile * blocks, WARPS, units); w < WARPS; w++) {
@@ -362,27 +350,8 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
       if (start >= until) break;
       if (start < first_unit(w + 1, WARPS, units)) v += partial[(w * room + tile - start / blocks) * (16 * X_ROWS) + n * 16 + row];
     }
-    return v;
-  };
-#if CLUSTER > 1
-  float* met = partial + WARPS * room * (16 * X_ROWS);
-  const int each = (sums + CLUSTER - 1) / CLUSTER;
-  wait_for_cluster();  // all its blocks have begun: long ago
-  for (int i = threadIdx.x; i < sums; i += 32 * WARPS) store_in(i % CLUSTER, met + rank * each + i / CLUSTER, sum(i));
-  arrive_in_cluster();
-  wait_for_cluster();
-#endif
-  for (int i = finished; i < sums; i += 32 * WARPS * CLUSTER) {
-    const int row = (tile0 + i / (16 * live)) * 16 + i % 16, col = first_row + i / 16 % live;
-#if CLUSTER > 1
-    float v = 0.f;
-#pragma unroll
-    for (int other = 0; other < CLUSTER; other++) v += met[other * each + i / CLUSTER];
-#else
-    const float v = sum(i);
-#endif
-    if (i == finished) finish_with(out, v, residual, row, col);
-    else finish(out, v, row, col);
+    if (i == threadIdx.x) finish_with(out, v, residual, (tile0 + tile) * 16 + row, first_row + n);
+    else finish(out, v, (tile0 + tile) * 16 + row, first_row + n);
   }
   end_beside(out.beside);
 }
