@@ -20,18 +20,21 @@ many bytes as eight passes read of Q4_K. Not measured.
 BLOCK_RESERVE = 1 << 10
 """Shared memory the driver keeps for each thread block."""
 
-SMALL_TILES = 4
-"""Row tiles per multiprocessor, below which a matrix counts as small."""
+SMALL_TILES, FEW_TILES = 6, 3
+"""Row tiles per multiprocessor, below which a matrix is small; and too small for two blocks there."""
+NARROW = 4
+"""Records in a row of the matrix, up to which a small one is narrow: a few for each warp, and little of x."""
 GEMV = ((10, 4, 2), (10, 3, 2), (8, 3, 2), (12, 3, 1), (8, 2, 1), (4, 2, 1), (2, 2, 1))
 GEMV_SMALL = ((12, 4, 1), (12, 3, 1), (8, 2, 1), (4, 2, 1), (2, 2, 1))
+GEMV_NARROW = ((8, 2, 2), *GEMV_SMALL)
 """(warps, stages, thread blocks per multiprocessor), best first where they fit: measured on an H200, LOG.md
-2026-11-29.
+2026-11-29 and 2026-11-30.
 """
 NARROWEST = (1, 2, 1)
 """For wide matrices on compute capability 6.1, whose thread blocks have 48 KiB."""
 MMA = {
     8: ((2, 4, 2, 4), (2, 4, 2, 2), (1, 4, 2, 1), (1, 2, 2, 1)),
-    16: ((2, 4, 2, 3), (2, 4, 2, 2), (1, 4, 2, 1), (1, 2, 2, 1)),
+    16: ((2, 4, 3, 2), (2, 4, 2, 2), (1, 4, 2, 1), (1, 2, 2, 1)),
     24: ((2, 4, 3, 2), (2, 4, 2, 2), (1, 4, 2, 1), (1, 2, 2, 1)),
     32: ((2, 4, 2, 2), (1, 4, 2, 1), (1, 2, 2, 1)),
 }
@@ -77,7 +80,7 @@ def room_of(device: int) -> Room:
 def choose(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tuple[Shape, int] | None:
     """The kernel for m rows of x and tiles × blocks records, and its thread blocks; None: nothing fits."""
     if m <= GEMV_ROWS:
-        for warps, stages, per in GEMV if tiles >= SMALL_TILES * room.multiprocessors else GEMV_SMALL:
+        for warps, stages, per in _gemv_cuts(tiles, blocks, room.multiprocessors):
             shape, grid = Shape("gemv", m, 1, warps, stages), per * room.multiprocessors
             if room.fits(shape.shared_bytes(fmt, tiles, blocks, grid), per):
                 return shape, grid
@@ -89,6 +92,12 @@ def choose(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tu
         if room.fits(shape.shared_bytes(fmt, tiles, blocks, room.multiprocessors * per), per):
             return shape, room.multiprocessors * per
     return None
+
+
+def _gemv_cuts(tiles: int, blocks: int, multiprocessors: int) -> tuple[tuple[int, int, int], ...]:
+    if tiles >= SMALL_TILES * multiprocessors:
+        return GEMV
+    return GEMV_NARROW if blocks <= NARROW and tiles >= FEW_TILES * multiprocessors else GEMV_SMALL
 
 
 def _in_passes(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tuple[Shape, int] | None:
