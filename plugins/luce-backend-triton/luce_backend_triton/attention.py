@@ -29,6 +29,8 @@ at most FEW rows · heads, and for others, whose partial sums are larger.
 """
 ALONE = 256
 """Places that one program of at most FEW rows · heads takes in turn, rather than another launch its parts."""
+HASTY = 8
+"""Warps of such a program where each has a multiprocessor to itself: less for a thread to do in turn."""
 ONE = 32 * 256
 """Most rows · heads · width of a program that makes its row ready itself."""
 TILES = ((128, 64), (128, 32), (64, 64), (64, 32), (64, 16))
@@ -110,6 +112,8 @@ def cut(
         if shape.m <= FEW and places <= ALONE:
             splits = 1
         made = evolve(shape, splits=splits)
+        if shape.m <= FEW and programs * splits <= room.multiprocessors:
+            made = evolve(made, warps=HASTY)
         if programs * splits >= room.multiprocessors // 2:
             break
     return made
@@ -396,7 +400,7 @@ def _one_each(
     given = _row_arguments(b, q, k, v, region, spec)
     one_row_kernels.attend_one[(rows, spec.kv_heads, shape.splits)](
         **given, **ends.told, **_scores(spec), DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
-        SPLIT=shape.splits > 1, num_warps=shape.warps if shape.splits > 1 else 8, num_stages=shape.stages,
+        SPLIT=shape.splits > 1, AHEAD=shape.warps == HASTY, num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
     return ends.join(rows, spec, given["VT"], given["OVERLAP"])
 

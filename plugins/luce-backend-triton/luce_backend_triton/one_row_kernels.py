@@ -77,8 +77,8 @@ def attend_one(
     M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, WRITE: tl.constexpr, Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr, START: tl.constexpr, HALF: tl.constexpr,
     HALVES: tl.constexpr, AXES: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
-    SPLIT: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr, KC: tl.constexpr, KG: tl.constexpr,
-    KT: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr, VC: tl.constexpr, VG: tl.constexpr,
+    SPLIT: tl.constexpr, AHEAD: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr,
+    KC: tl.constexpr, KG: tl.constexpr, KT: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr, VC: tl.constexpr, VG: tl.constexpr,
     VT: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The only held row of a sequence, the query heads of one KV head, one part of the committed places:
@@ -86,6 +86,7 @@ def attend_one(
 
     Grid (rows, KV heads, splits). Arguments as theirs. What comes from the launch before is waited for; what
     says where pages lie is not (`let_next_start`), and pages are asked for, not read, in front of the wait.
+    AHEAD: there are registers for the first places while the row is made ready.
     """
     let_next_start(OVERLAP)
     row, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -145,6 +146,7 @@ def attend_one(
     g = 0.0
     if not SPLIT:
         g = gate_at(gate, row, h, dv, ldg, hdg, both, GATE, PER_HEAD)
+    if AHEAD:
         key, k_scale, k_minus = load_keys(pages_k, scales_k, vector, added, here, N, D, DP, KC, KG, KB, KS)
         value, v_scale, v_minus = load_values(
             pages_v, scales_v, vector, added, here, N, DV, DVP, VC, VG, VB, VS
@@ -197,7 +199,7 @@ def attend_one(
         weight += 1.0
         total += value_new
 
-    if not SPLIT:
+    if AHEAD:
         peak, weight, total = with_places(
             peak, weight, total, query, key, k_scale, k_minus, value, v_scale, v_minus, here, begin, first,
             own, window, scale, cap, N, DP, DVP, BLOCK, WINDOW, CAP, KC, KG, VC, VG,

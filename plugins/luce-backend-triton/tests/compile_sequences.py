@@ -90,11 +90,12 @@ def variants(target, dim, pairs):
         "DVP": dim,
     }
     small = {"M": 16, "N": 16, "RT": 5, "SB": 4, "SPLIT": True}
-    yield attention_kernels.attend, {**heads, **all_of, **small, **overlap}, asked, {}
+    yield attention_kernels.attend, {**heads, **all_of, **small, **overlap}, asked, {"num_warps": 8}
     if new:
         large = {**heads, **all_of, "HELD": False, "M": 64, "N": 32, "RT": 21, "SB": 1, "SPLIT": False}
         yield attention_kernels.attend, {**large, **overlap}, asked, {"num_warps": 8, "num_stages": 2}
     one = {**heads, **all_of, **rope, **norms, "M": 16, "N": 32 if new else 16, "SPLIT": False, **overlap}
+    one["AHEAD"] = True
     del one["HELD"], one["SPAN"], one["HB"]
     yield one_row_kernels.attend_one, one, {**pages, "q": "*fp32"}, {"num_warps": 8}
     bare = {**one, "WRITE": False, "ROPE": False, "Q_NORM": False, "K_NORM": False, "GATE": 0}
@@ -117,7 +118,7 @@ def variants(target, dim, pairs):
         yield row_kernels.make_rows, {**codes, **rope, **norms, **overlap}, {**kept, "q": "*fp32"}, {}
         held = {**codes, **all_of, "DVP": wide, **small}
         yield attention_kernels.attend, {**held, **overlap}, kept, {"num_stages": 3}
-        single = {**one, **codes, "DVP": wide, "V_NORM": True, "AXES": False, "SPLIT": True}
+        single = {**one, **codes, "DVP": wide, "V_NORM": True, "AXES": False, "SPLIT": True, "AHEAD": False}
         del single["HELD"]
         yield one_row_kernels.attend_one, single, {**kept, "q": "*fp32"}, {"num_stages": 2}
         if new:
