@@ -75,12 +75,12 @@ def power_of_two(top):
 def prepare(
     x, up, weight, out16, out32, out8, m, k, ldx, eps, limit,
     MMA: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr, CLAMP: tl.constexpr, CHUNK: tl.constexpr,
-    OVERLAP: tl.constexpr, LATE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One row, one block of 256 columns -> X_BYTES, as csrc/mma.cu or csrc/gemv.cu wants them.
 
     out16, out32, out8: views of the same u8[blocks, m, 576]. OVERLAP: what follows may fetch its weights
-    already; what came before is waited for. LATE: what follows finds done all that came before this.
+    already; what came before is waited for.
     """
     row, block = tl.program_id(0), tl.program_id(1)
     x += row.to(tl.int64) * ldx
@@ -92,14 +92,12 @@ def prepare(
         e = ((e & 1) << 1) | (e >> 1)
     column = block * 256 + group * 32 + half * 16 + t * 4 + e
     inside = column < k
-    if OVERLAP and not LATE:
+    if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     if NORM:
         w = tl.load(weight + column, mask=inside, other=0.0)  # no launch makes it: asked for while waiting
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-        if LATE:
-            tl.extra.cuda.gdc_launch_dependents()
     v = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
     if NORM:
         v = v * root_mean(x, k, eps, CHUNK) * w

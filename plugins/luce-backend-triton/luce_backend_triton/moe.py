@@ -1,7 +1,7 @@
 """Op `experts` on packed stacks: grouped products, nothing of which waits for the host.
 
-Few rows: CUDA C++, every pair of row and expert reads that expert's records; the second launch makes its
-own input, weighs and sums. More: pairs sorted by expert on the device, times weights as f16, many experts at
+Few rows: CUDA C++, two launches. Every pair of row and expert reads that expert's records; both launches make
+their input themselves, the first activates, the second weighs and sums. More: pairs sorted by expert on the device, times weights as f16, many experts at
 a time; where Triton has no tensor cores, times the records in small tiles. There the sum over experts, with
 the shared expert and the residual, is one launch.
 """
@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from luce_backend_triton import capability, few_rows, moe_kernels, nvrtc, product, shapes
-from luce_backend_triton.few_rows import POINTER, Shape
+from luce_backend_triton.few_rows import Shape
 from luce_backend_triton.formats import FORMATS, TILE_ROWS, RecordFormat, tiles_of
 from luce_backend_triton.kernels import INTERPRETED
 from luce_backend_triton.matrix import Group, Matrix
@@ -144,9 +144,9 @@ class _Stack(ctypes.Structure):
         ("beside", ctypes.c_void_p * 2),
         ("ids", ctypes.c_void_p),
         ("lut", ctypes.c_void_p),
-        ("y", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("per", "rows", "n", "pairs", "used", "act", "clamp")),
-        ("limit", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("x", "norm", "y")),
+        *((name, ctypes.c_int) for name in ("per", "n", "used", "known", "width", "ldx", "act", "clamp")),
+        *((name, ctypes.c_float) for name in ("limit", "eps")),
     )
 
 
@@ -155,10 +155,12 @@ def _kernel(device: int, name: str, shape: Shape, source: str, function: str) ->
     return few_rows.load(device, source, function, few_rows.defines(FORMATS[name], shape), after="gemv")
 
 
-def few_bytes(fmt: RecordFormat, shape: Shape, tiles: int, blocks: int, grid: int, matrices: int) -> int:
-    """Shared memory of one of `grid` thread blocks."""
-    sums = 64 * shape.warps * warp_room(shape, tiles, blocks, grid, matrices)
-    return shape.ring_bytes(fmt) + blocks * few_rows.X_BYTES + sums
+def few_bytes(
+    fmt: RecordFormat, shape: Shape, tiles: int, blocks: int, grid: int, matrices: int, known: int
+) -> int:
+    """Shared memory of one of `grid` thread blocks; known: experts there are ids of."""
+    sums = shape.warps * (64 * warp_room(shape, tiles, blocks, grid, matrices) + 4)
+    return shape.ring_bytes(fmt) + blocks * few_rows.X_BYTES + sums + 4 * known
 
 
 def warp_room(shape: Shape, tiles: int, blocks: int, grid: int, matrices: int) -> int:
@@ -168,7 +170,7 @@ def warp_room(shape: Shape, tiles: int, blocks: int, grid: int, matrices: int) -
 
 @cache
 def _shape(
-    name: str, tiles: int, blocks: int, pairs: int, matrices: int, room: shapes.Room
+    name: str, tiles: int, blocks: int, pairs: int, matrices: int, known: int, room: shapes.Room
 ) -> tuple[Shape, int]:
     """The kernel and its thread blocks per pair: each of as many tiles, however many find room at a time."""
     most = max(1, tiles * pairs // (PER_MULTIPROCESSOR * room.multiprocessors))
@@ -177,7 +179,7 @@ def _shape(
     for warps, stages in SHAPES:
         found = Shape("gemv", 1, 1, warps, stages)
         if warps * stages <= -(-tiles // grid) * blocks * matrices and room.fits(
-            few_bytes(FORMATS[name], found, tiles, blocks, grid, matrices), PER_MULTIPROCESSOR
+            few_bytes(FORMATS[name], found, tiles, blocks, grid, matrices, known), PER_MULTIPROCESSOR
         ):
             break
     return found, grid
@@ -244,22 +246,19 @@ class _Few:
         matrix: Matrix = weights[0].packed
         device, pairs, matrices = self.ids.device, self.ids.shape[0] * self.each, len(weights)
         n = matrix.rows // self.bank.stack.count
-        x = rows.few("gemv", late=True)
         y = torch.empty(pairs, n, device=device)
-        tiles, blocks = tiles_of(n), matrix.blocks
+        tiles, blocks, known = tiles_of(n), matrix.blocks, self.bank.lut.numel()
         cut_for, room = self.each if self.fixed else pairs, shapes.room_of(device.index or 0)
-        shape, grid = _shape(matrix.format, tiles, blocks, cut_for, matrices, room)
+        shape, grid = _shape(matrix.format, tiles, blocks, cut_for, matrices, known, room)
         stack = stack_of(
-            [w.packed.records for w in weights], self._beside.get(matrices, ()), self.ids, self.bank.lut, y,
-            per, x.shape[1], self.used, act, clamp,
+            [w.packed.records for w in weights], self._beside.get(matrices, ()), self.ids, self.bank.lut,
+            rows, y, per, self.used, act, clamp,
         )  # fmt: skip
-        args = (
-            POINTER(x.data_ptr()), stack, ctypes.c_int(tiles), ctypes.c_int(blocks),
-            ctypes.c_int(warp_room(shape, tiles, blocks, grid, matrices)),
-        )  # fmt: skip
+        spare = warp_room(shape, tiles, blocks, grid, matrices)
+        args = (stack, ctypes.c_int(tiles), ctypes.c_int(blocks), ctypes.c_int(spare))
         _kernel(device.index or 0, matrix.format, shape, "moe", "moe_gemv").launch(
             (grid, 1, pairs), 32 * shape.warps,
-            few_bytes(matrix.fmt, shape, tiles, blocks, grid, matrices),
+            few_bytes(matrix.fmt, shape, tiles, blocks, grid, matrices, known),
             torch.cuda.current_stream(device).cuda_stream, args,
         )  # fmt: skip
         return y
@@ -296,14 +295,18 @@ class _Few:
 
 
 def stack_of(
-    records: Sequence[Tensor], beside: Sequence[Tensor], ids: Tensor, lut: Tensor, y: Tensor, per: int,
-    rows: int, used: int, act: str, clamp: Clamp | None,
+    records: Sequence[Tensor], beside: Sequence[Tensor], ids: Tensor, lut: Tensor, rows: Rows, y: Tensor,
+    per: int, used: int, act: str, clamp: Clamp | None,
 ) -> _Stack:  # fmt: skip
-    """The arguments of the launch; rows: of x."""
-    at = (ids.data_ptr(), lut.data_ptr(), y.data_ptr())
+    """The arguments of the launch."""
+    assert rows.up is None
+    norm = rows.norm
     return _Stack(
-        _two(records), _two(beside), *at, per, rows, y.shape[1], y.shape[0], used, 1 + ACTS.index(act),
+        _two(records), _two(beside), ids.data_ptr(), lut.data_ptr(), rows.x.data_ptr(),
+        None if norm is None else norm.weight.data_ptr(), y.data_ptr(), per, y.shape[1], used, lut.numel(),
+        rows.x.shape[1], rows.x.stride(0), 1 + ACTS.index(act),
         0 if clamp is None else 1 if clamp.at == "before" else 2, 0.0 if clamp is None else clamp.limit,
+        0.0 if norm is None else norm.eps,
     )  # fmt: skip
 
 

@@ -73,10 +73,8 @@ class Rows:
         given = Given(self.x, self.up, weight, eps, self.act)
         return given if given.readable() else None
 
-    def few(self, kind: Kind, *, late: bool = False) -> Tensor:
-        """As csrc/gemv.cu or csrc/mma.cu wants it. late: the launch behind it may read, without waiting, what
-        is older.
-        """
+    def few(self, kind: Kind) -> Tensor:
+        """As csrc/gemv.cu or csrc/mma.cu wants it."""
         if kind not in self._few:
             (x, up, weight), eps, limit, constants = self._common()
             m, k = x.shape
@@ -88,7 +86,7 @@ class Rows:
                 constants["CHUNK"] = min(WIDEST, triton.next_power_of_2(k))
             kernels.prepare[(m, blocks)](
                 x, up, weight, *views, m, k, x.stride(0), eps, limit, MMA=kind == "mma", OVERLAP=overlap,
-                LATE=late, num_warps=4 if k <= 2048 else 8, launch_pdl=overlap, **constants,
+                num_warps=4 if k <= 2048 else 8, launch_pdl=overlap, **constants,
             )  # fmt: skip
             self._few[kind] = out
         return self._few[kind]

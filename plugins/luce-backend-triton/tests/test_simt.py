@@ -122,9 +122,8 @@ def test_dense(tmp_path, dtype, rows, cols, m, kind, grid):
     close(y, ready @ weights.double().T + bias.double() + residual.double(), 1e-6)
 
 
-MOE = "const u8 *x; Stack stack; int tiles; int blocks; int room;"
+MOE = "Stack stack; int tiles; int blocks; int room;"
 MoeGiven = simt.fields(
-    ("x", ctypes.c_void_p),
     ("stack", moe._Stack),
     *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")),
 )
@@ -135,8 +134,8 @@ MoeGiven = simt.fields(
     [
         ("Q4_K", 2, 2, 2, "silu", None),
         ("Q4_K", 2, 3, 1, "silu", None),
-        ("Q6_K", 1, 1, 2, "gelu", Clamp(1.0)),
-        ("Q8_0", 2, 1, 2, "relu", Clamp(1.0, "after")),
+        ("Q6_K", 1, 1, 2, "gelu", Clamp(0.5)),
+        ("Q8_0", 2, 1, 2, "relu", Clamp(0.5, "after")),
     ],
 )
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
@@ -150,8 +149,8 @@ def test_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, 
     lut = torch.tensor([1, 2, 0, -1], dtype=torch.int32)
     every = [torch.from_numpy(dequantized(one, name).copy()).double() for one in data]
     usual = max(float(one.norm()) for one in every) / (count * tall) ** 0.5  # products are about 1
-    pairs, x = ids.numel(), torch.randn(6 // per, cols) / usual
-    given = few_rows.prepare(x, "gemv").contiguous()
+    pairs, x = ids.numel(), torch.randn(6 // per, cols) / (1 if beside else usual)
+    norm = Norm((torch.rand(cols) + 0.5) / usual, 1e-6) if beside else None
     y = torch.full((pairs, rows), torch.nan)
     defines = few_rows.defines(formats.FORMATS[name], shape) | {"IMMA": int(beside)}
     library = simt.build(tmp_path, "moe", "moe_gemv", defines, MOE, after=("gemv",))
@@ -161,17 +160,29 @@ def test_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, 
         told, used = ids.view(2, 3)[:, :2].contiguous(), 2
         ids[2::3], lut[2] = 2, 2  # what the kernel is to do with what it was not told
         own = [one[2 * tiles :] for one in records]
-    stack = moe.stack_of(records, own, told, lut, y, per, x.shape[0], used, act, clamp)
-    it = MoeGiven(given.data_ptr(), stack, tiles, across, moe.warp_room(shape, tiles, across, grid, matrices))
-    shared = moe.few_bytes(formats.FORMATS[name], shape, tiles, across, grid, matrices)
+    given = product.Rows(x, norm)
+    stack = moe.stack_of(records, own, told, lut, given, y, per, used, act, clamp)
+    it = MoeGiven(stack, tiles, across, moe.warp_room(shape, tiles, across, grid, matrices))
+    shared = moe.few_bytes(formats.FORMATS[name], shape, tiles, across, grid, matrices, lut.numel())
     library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, pairs)
+    ready = x.double()
+    if norm is not None:
+        ready = F.rms_norm(ready, (cols,), norm.weight.double(), norm.eps)
+    ready = rounded(ready)
     for pair, expert in enumerate(ids.tolist()):
         place = -1 if expert < 0 else int(lut[expert])
         if place < 0:
             assert not y[pair].any()
             continue
-        parts = [one.view(count, tall, cols)[place, :rows] @ x[pair // per].double() for one in every]
-        close(y[pair], activated(*parts, act, clamp) if matrices == 2 else parts[0], 1e-4)
+        parts = [one.view(count, tall, cols)[place, :rows] @ ready[pair // per] for one in every]
+        close(y[pair], activated(*parts, act, clamp) if matrices == 2 else parts[0], 2e-5)
+
+
+def rounded(x):
+    """As the kernel sees it: every 256 columns in 32,512ths of their largest."""
+    blocks = x.unflatten(1, (-1, 256))
+    steps = blocks.abs().amax(-1, keepdim=True) / 32512
+    return ((blocks / steps).round() * steps).flatten(1)
 
 
 def activated(gate, up, act, clamp):

@@ -274,6 +274,44 @@ __device__ __forceinline__ void multiply(float (&total)[2][X_ROWS], const u8* re
   }
 }
 
+// Of 256 columns beginning with `first`, those a lane makes ready: of its group (of 32), what one word of each half holds.
+__device__ __forceinline__ int first_column(int first, int lane) { return first + (lane >> 2) * 32 + (lane & 3) * 4; }
+
+__device__ __forceinline__ void columns_of(float (&v)[8], const float* from, int at, int end) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const float4 four = at + half * 16 < end ? load4(from + at + half * 16) : float4{0.f, 0.f, 0.f, 0.f};
+    v[4 * half] = four.x, v[4 * half + 1] = four.y, v[4 * half + 2] = four.z, v[4 * half + 3] = four.w;
+  }
+}
+
+// A warp's 256 columns, as `multiply` wants them; share: what they are multiplied with besides.
+__device__ __forceinline__ void make_ready(u8* to, const float (&v)[8], float share, int lane) {
+  float top = 1e-30f;  // its inverse is a number
+#pragma unroll
+  for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));
+#pragma unroll
+  for (int i = 16; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+  const float steps = 32512.f / top;
+  u32 word[4];  // high of both halves, low of both
+  int sum = 0;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int whole[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) sum += whole[e] = __float2int_rn(v[4 * half + e] * steps);
+    word[2 + half] = __byte_perm(__byte_perm(whole[0], whole[2], 0x40), __byte_perm(whole[1], whole[3], 0x40), 0x5410);
+#pragma unroll
+    for (int e = 0; e < 4; e++) whole[e] += 128;
+    word[half] = __byte_perm(__byte_perm(whole[0], whole[2], 0x51), __byte_perm(whole[1], whole[3], 0x51), 0x5410);
+  }
+  *(u32x4*)(to + lane * 16) = u32x4{word[0], word[1], word[2], word[3]};
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  if ((lane & 3) == 0) ((int*)(to + X_WORDS))[lane >> 2] = sum;
+  if (lane == 0) *(float*)(to + X_FACTOR) = top / 32512.f * share;
+}
+
 // Grid: (blocks, 1, blocks of X_ROWS rows of x). x: [blocks][m][X_BYTES], of 256 columns each, as above, and at X_FACTOR
 // the f32 that x is to be multiplied with.
 // A thread block takes whole tiles: sums that meet through memory would cost more than an uneven share. Its warps share

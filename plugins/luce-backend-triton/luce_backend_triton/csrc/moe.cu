@@ -1,14 +1,13 @@
-// The same of experts. Behind gemv.cu, whose `multiply` it uses.
+// The same of experts. Behind gemv.cu, whose `multiply` and `make_ready` it uses.
 //
-// moe_gemv: pair p, of row p / per of x and of expert lut[ids[p]]. Of two matrices (gate and up) y is act(gate) · up.
+// moe_gemv: pair p, of row p / per of norm(x) and of expert lut[ids[p]]. Of two matrices (gate and up) y is act(gate) · up.
 // With `beside`, a matrix that every row meets, each `used` pairs have one of it behind them, which ids do not name.
 //
 // Grid: (blocks of row tiles, 1, pairs). A thread block takes whole tiles of one pair's expert, of both matrices; its warps
 // share the records evenly, and sums meet in shared memory, as in gemv.cu. Few rows choose few experts twice, so every pair
 // reads its own; what two pairs share comes from L2.
 //
-// Ids are read, and records asked for, before what came before is over. So that must be one launch that lets others start
-// only when everything before it is over, as moe_gemv itself does: ids are older.
+// Which records there are is known when ids are. x is made ready while they are on their way.
 //
 // instructions: (IDP\.4A|IMMA) (LDG|LDGSTS)\.[.\w]*128
 
@@ -16,10 +15,11 @@ struct Stack {
   const u8* records[2];  // of all experts, one below the other; the second: or none
   const u8* beside[2];   // or none
   const int *ids, *lut;
-  float* y;                        // f32[pairs][n]
-  int per, rows, n, pairs, used;   // rows of x
+  const float *x, *norm;  // [rows][ldx]; [width], or none
+  float* y;               // [pairs][n]
+  int per, n, used, known, width, ldx;  // known: entries of lut
   int act, clamp;                  // clamp: 0 none, 1 before the activation, 2 after it
-  float limit;
+  float limit, eps;
 };
 
 __device__ __forceinline__ float limited(const Stack& s, float gate, float up) {
@@ -29,10 +29,10 @@ __device__ __forceinline__ float limited(const Stack& s, float gate, float up) {
   return v * (s.clamp ? fminf(fmaxf(up, -s.limit), s.limit) : up);
 }
 
-// Shared memory: x, rings, then sums f32[WARPS][room][16], by warp and its how-manieth tile, the second matrix's behind the
-// first one's.
-extern "C" __global__ void THREADS(1024)
-moe_gemv(const u8* __restrict__ x, Stack stack, int tiles, int blocks, int room) {
+// Shared memory: x, rings, sums f32[WARPS][room][16], by warp and its how-manieth tile, the second matrix's behind the
+// first one's; squares f32[WARPS]; lut.
+extern "C" __global__ void THREADS(SCALES ? 1024 : 768)
+moe_gemv(Stack stack, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
   const int pair = blockIdx.z, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int tile0 = first_unit(blockIdx.x, gridDim.x, tiles), num_tiles = first_unit(blockIdx.x + 1, gridDim.x, tiles) - tile0;
@@ -41,12 +41,17 @@ moe_gemv(const u8* __restrict__ x, Stack stack, int tiles, int blocks, int room)
   const int begin = first_unit(warp, WARPS, units), end = first_unit(warp + 1, WARPS, units);
   u8* ring = shared + blocks * X_BYTES + warp * STAGES * RECORD;
   float* partial = (float*)(shared + blocks * X_BYTES + WARPS * STAGES * RECORD);
+  float* squares = partial + WARPS * room * 16;
+  int* lut = (int*)(squares + WARPS);
+  for (int i = threadIdx.x; i < stack.known; i += 32 * WARPS) lut[i] = stack.lut[i];
+  __syncthreads();
+  wait_for_previous();
+  let_next_start();
+
   const int each = stack.used + (stack.beside[0] != nullptr), place = pair % each;
   const bool common = place == stack.used;
-  const int id = common ? 0 : (int)load1(stack.ids + pair / each * stack.used + place), expert = common ? 0 : id < 0 ? -1 : stack.lut[id];
+  const int id = common ? 0 : (int)load1(stack.ids + pair / each * stack.used + place), expert = common ? 0 : id < 0 ? -1 : lut[id];
   if (expert < 0) {
-    wait_for_previous();
-    let_next_start();
     for (int i = tile0 * 16 + threadIdx.x; i < min((tile0 + num_tiles) * 16, stack.n); i += 32 * WARPS) stack.y[(size_t)pair * stack.n + i] = 0.f;
     return;
   }
@@ -72,12 +77,34 @@ moe_gemv(const u8* __restrict__ x, Stack stack, int tiles, int blocks, int room)
   if (begin < end) seek();
 #pragma unroll
   for (int i = 0; i < STAGES; i++) fetch();
-  wait_for_previous();
-  let_next_start();
-  const u8* given = x + (size_t)(pair / stack.per) * X_BYTES;
-  for (int i = threadIdx.x; i < blocks * (X_BYTES / 16); i += 32 * WARPS) {  // not behind the records, as a copy would be
-    const int block = i / (X_BYTES / 16), piece = i % (X_BYTES / 16);
-    *(float4*)(shared + i * 16) = load4((const float*)(given + (size_t)block * stack.rows * X_BYTES + piece * 16));
+
+  const float* x = stack.x + (size_t)(pair / stack.per) * stack.ldx;
+  float inverse = 1.f;
+  if (stack.norm) {
+    float sum = 0.f;
+    for (int i = threadIdx.x * 4; i < stack.width; i += 32 * WARPS * 4) {
+      const float4 v = load4(x + i);
+      sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+#pragma unroll
+    for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
+    if (lane == 0) squares[warp] = sum;
+    __syncthreads();
+    sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) sum += squares[i];
+    inverse = 1.f / sqrtf(sum / (float)stack.width + stack.eps);
+  }
+  for (int i = warp; i < blocks; i += WARPS) {
+    const int at = first_column(i * 256, lane);
+    float v[8], w[8];
+    columns_of(v, x, at, stack.width);
+    if (stack.norm) {
+      columns_of(w, stack.norm, at, stack.width);
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] *= inverse * w[j];
+    }
+    make_ready(shared + i * X_BYTES, v, 1.f, lane);
   }
   __syncthreads();
 

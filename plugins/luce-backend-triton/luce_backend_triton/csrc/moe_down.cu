@@ -1,4 +1,4 @@
-// Behind gemv.cu too, whose `multiply` it uses: the sum over all experts of a row.
+// Behind gemv.cu too, whose `multiply` and `make_ready` it uses: the sum over all experts of a row.
 //
 // y[row] = Σ over the experts of a row of weight · expert's matrix · given, + residual. A shared expert comes last,
 // its weight sigmoid(mix · norm(x)).
@@ -23,33 +23,6 @@ struct Down {
   int used, hidden, width, n, ldw, ldx, ldr;
   float eps;
 };
-
-// 256 columns as `multiply` wants them. A lane has those of its group (of 32) that one word of each half holds.
-__device__ __forceinline__ void make_ready(u8* to, const float (&v)[8], float share, int lane) {
-  float top = 1e-30f;  // its inverse is a number
-#pragma unroll
-  for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));
-#pragma unroll
-  for (int i = 16; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-  const float steps = 32512.f / top;
-  u32 word[4];  // high of both halves, low of both
-  int sum = 0;
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    int whole[4];
-#pragma unroll
-    for (int e = 0; e < 4; e++) sum += whole[e] = __float2int_rn(v[4 * half + e] * steps);
-    word[2 + half] = __byte_perm(__byte_perm(whole[0], whole[2], 0x40), __byte_perm(whole[1], whole[3], 0x40), 0x5410);
-#pragma unroll
-    for (int e = 0; e < 4; e++) whole[e] += 128;
-    word[half] = __byte_perm(__byte_perm(whole[0], whole[2], 0x51), __byte_perm(whole[1], whole[3], 0x51), 0x5410);
-  }
-  *(u32x4*)(to + lane * 16) = u32x4{word[0], word[1], word[2], word[3]};
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  if ((lane & 3) == 0) ((int*)(to + X_WORDS))[lane >> 2] = sum;
-  if (lane == 0) *(float*)(to + X_FACTOR) = top / 32512.f * share;
-}
 
 extern "C" __global__ void THREADS(SCALES > 1 && SCALES < 6 ? 1152 : 0)
 moe_down(Down d, int tiles, int blocks, int room) {
@@ -126,13 +99,8 @@ moe_down(Down d, int tiles, int blocks, int room) {
     float v[2][8];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-      const int part = first + k * WARPS, place = part / blocks, at = (part - place * blocks) * 256 + (lane >> 2) * 32 + (lane & 3) * 4;
-      const float* from = d.given + ((size_t)row * each + place) * d.hidden + at;
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const float4 four = part < parts && at + half * 16 < d.hidden ? load4(from + half * 16) : float4{0.f, 0.f, 0.f, 0.f};
-        v[k][4 * half] = four.x, v[k][4 * half + 1] = four.y, v[k][4 * half + 2] = four.z, v[k][4 * half + 3] = four.w;
-      }
+      const int part = first + k * WARPS, place = part / blocks, at = first_column((part - place * blocks) * 256, lane);
+      columns_of(v[k], d.given + ((size_t)row * each + place) * d.hidden, at, part < parts ? d.hidden : 0);
     }
 #pragma unroll
     for (int k = 0; k < 2; k++)
