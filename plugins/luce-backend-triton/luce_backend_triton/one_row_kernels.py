@@ -33,15 +33,18 @@ from luce_backend_triton.row_kernels import (
 )
 from luce_backend_triton.waiting import let_next_start, wait_only
 
+SOON = tl.constexpr(4)
+"""Tiles of pages that are asked for while the launch before still runs."""
+
 
 @triton.jit
-def ask_for(pages, vector, added, EACH: tl.constexpr, BYTES: tl.constexpr, SECTORS: tl.constexpr):
+def ask_for(pages, vector, added, EACH: tl.constexpr, BYTES: tl.constexpr, PIECES: tl.constexpr):
     """Fetch vectors of BYTES bytes, EACH numbers apart in `pages`, into L2. Nothing is read: they may be old.
 
-    SECTORS: of 32 bytes, at least all of a vector.
+    PIECES: of 64 bytes, at least all of a vector.
     """
     at = (pages + (vector + added) * EACH).to(tl.int64)
-    at = at[:, None] + tl.minimum(tl.arange(0, SECTORS) * 32, BYTES - 1)[None, :]
+    at = at[:, None] + tl.minimum(tl.arange(0, PIECES) * 64, BYTES - 1)[None, :]
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -78,8 +81,9 @@ def attend_one(
     K_NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr, START: tl.constexpr, HALF: tl.constexpr,
     HALVES: tl.constexpr, AXES: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     SPLIT: tl.constexpr, AHEAD: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr,
-    KC: tl.constexpr, KG: tl.constexpr, KT: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr, VC: tl.constexpr, VG: tl.constexpr,
-    VT: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr, OVERLAP: tl.constexpr,
+    KC: tl.constexpr, KG: tl.constexpr, KT: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr,
+    VC: tl.constexpr, VG: tl.constexpr, VT: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The only held row of a sequence, the query heads of one KV head, one part of the committed places:
     what `make_rows` and `attend` do. The first part writes the row's key and value, and begins with them.
@@ -125,14 +129,16 @@ def attend_one(
     if OVERLAP:
         k_bits: tl.constexpr = pages_k.dtype.element_ty.primitive_bitwidth
         v_bits: tl.constexpr = pages_v.dtype.element_ty.primitive_bitwidth
-        if KC != "":
-            ask_for(pages_k, vector, added, KB, KB, DP // 16)
-        else:
-            ask_for(pages_k, vector, added, D, D * k_bits // 8, DP * k_bits // 256)
-        if VC != "":
-            ask_for(pages_v, vector, added, VB, VB, DVP // 16)
-        else:
-            ask_for(pages_v, vector, added, DV, DV * v_bits // 8, DVP * v_bits // 256)
+        for soon in tl.range(begin, tl.minimum(end, begin + SOON * N), N, num_stages=1):
+            _, vector_soon, added_soon = vectors_of(soon, end, block, kv, HK, N, BLOCK)
+            if KC != "":
+                ask_for(pages_k, vector_soon, added_soon, KB, KB, DP // 32)
+            else:
+                ask_for(pages_k, vector_soon, added_soon, D, D * k_bits // 8, (DP * k_bits + 511) // 512)
+            if VC != "":
+                ask_for(pages_v, vector_soon, added_soon, VB, VB, DVP // 32)
+            else:
+                ask_for(pages_v, vector_soon, added_soon, DV, DV * v_bits // 8, (DVP * v_bits + 511) // 512)
     wait_only(OVERLAP)
 
     # All that comes from the launch before is asked for at once.
