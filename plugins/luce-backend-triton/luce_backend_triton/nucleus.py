@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import triton
 from attrs import frozen
@@ -40,9 +42,12 @@ class Search:
         )
 
 
-def find_cuts(logits: Tensor, tops: Tensor, search: Search) -> tuple[Tensor, Tensor]:
+def find_cuts(
+    logits: Tensor, tops: Tensor, search: Search, told: Mapping[str, bool]
+) -> tuple[Tensor, Tensor]:
     """logits f32[rows, V], tops f32[rows, parts] -> (cut, last) i32[rows]: kept is what has a key above
-    `cut`, or that key and an id up to `last`. Four launches.
+    `cut`, or that key and an id up to `last`. Four launches. told: as `picks` tells
+    every launch.
     """
     rows, vocab = logits.shape
     parts, splits = tops.shape[1], triton.cdiv(vocab, STEP)
@@ -52,12 +57,12 @@ def find_cuts(logits: Tensor, tops: Tensor, search: Search) -> tuple[Tensor, Ten
     given = logits, tops, search.shares, search.limits, search.above
     for done in range(2):
         kernels.add_masses[(rows, splits)](
-            *given, rows, vocab, parts, DONE=done, STEP=STEP, P=most, num_warps=8
+            *given, rows, vocab, parts, DONE=done, STEP=STEP, P=most, num_warps=8, **told
         )
     kernels.list_range[(rows, splits)](
-        *given, search.found, listed, rows, vocab, parts, STEP=STEP, P=most, num_warps=4
+        *given, search.found, listed, rows, vocab, parts, STEP=STEP, P=most, num_warps=4, **told
     )
     kernels.find_cut[(rows,)](
-        *given, search.found, listed, cut, last, rows, vocab, parts, C=LISTED, P=most, num_warps=8
+        *given, search.found, listed, cut, last, rows, vocab, parts, C=LISTED, P=most, num_warps=8, **told
     )
     return cut, last

@@ -14,6 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from luce_backend_triton.waiting import wait_for_previous
+
 RANGES = tl.constexpr(32)
 """Of a pass."""
 NEAR, FALL, FAR_FALL = tl.constexpr(24), tl.constexpr(0.5), tl.constexpr(2.75)
@@ -103,11 +105,12 @@ def passed(row, rows, tops, parts, above, share, limit, DONE: tl.constexpr, P: t
 @triton.jit(do_not_specialize=["rows"])
 def add_masses(
     logits, tops, shares, limits, above, rows, vocab, parts,
-    DONE: tl.constexpr, STEP: tl.constexpr, P: tl.constexpr,
+    DONE: tl.constexpr, STEP: tl.constexpr, P: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One pass: the mass above each bound, or with a limit the number. above: zeros before the first.
     shares f32[rows]: p, 1 without; limits i32[rows]: k, 0 without. Grid (rows, vocab / STEP).
     """
+    wait_for_previous(OVERLAP)
     row, split = tl.program_id(0), tl.program_id(1)
     c = split * STEP + tl.arange(0, STEP)
     v = load_row(logits, row, vocab, c, c < vocab)
@@ -126,11 +129,12 @@ def add_masses(
 @triton.jit(do_not_specialize=["rows"])
 def list_range(
     logits, tops, shares, limits, above, found, listed, rows, vocab, parts,
-    STEP: tl.constexpr, P: tl.constexpr,
+    STEP: tl.constexpr, P: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """found: how many of a row lie in the range with the cut, or with a limit anywhere above its end; listed:
     their ids, in any order. Same grid.
     """
+    wait_for_previous(OVERLAP)
     row, split = tl.program_id(0), tl.program_id(1)
     c = split * STEP + tl.arange(0, STEP)
     key = key_of(load_row(logits, row, vocab, c, c < vocab))
@@ -214,11 +218,12 @@ def search(
 @triton.jit(do_not_specialize=["rows"])
 def find_cut(
     logits, tops, shares, limits, above, found, listed, cuts, lasts, rows, vocab, parts,
-    C: tl.constexpr, P: tl.constexpr,
+    C: tl.constexpr, P: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """cuts i32[rows]: the key; lasts i32[rows]: the last id kept of those at it. Top-k first, then top-p of
     what that leaves. Grid (rows,).
     """
+    wait_for_previous(OVERLAP)
     row = tl.program_id(0)
     share, limit, count = tl.load(shares + row), tl.load(limits + row), tl.load(found + row)
     cut, last = tl.full((), BELOW_ALL, tl.int64), tl.full((), LAST_ID, tl.int64)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from luce_backend_triton.nucleus_kernels import RANGES, key_of, load_row
+from luce_backend_triton.waiting import let_next_start, wait_for_previous, wait_only
 
 
 @triton.jit
@@ -37,17 +38,20 @@ def process(
     logits, out, wanted, seq, slot, index, token, sees, query_start, sure,
     bias, marks, repetition, frequency, presence, min_index, temperature, vocab, most, words,
     BIAS: tl.constexpr, PENALTY: tl.constexpr, MIN_TOKENS: tl.constexpr, NOISE: tl.constexpr,
-    STEP: tl.constexpr,
+    STEP: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """What comes before the filters, of STEP columns of one row; bits of the reference, so nothing is fused.
 
     bias f32[slots, V]; marks i32[slots, V], see `luce_core.ops.marks`. most: rows of a sequence; words: of
     sees. Grid (rows, vocab / STEP).
     """
+    let_next_start(OVERLAP)
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t = tl.load(wanted + row)
     q = tl.load(seq + t)
     s = tl.load(slot + q).to(tl.int64)
+    divisor = tl.load(temperature + s)
+    wait_only(OVERLAP)
     c = split * STEP + tl.arange(0, STEP)
     v = tl.load(logits + row * vocab + c, mask=c < vocab, other=0.0)
     if BIAS:
@@ -70,7 +74,6 @@ def process(
         early = tl.load(index + t) + 1 < tl.load(min_index + s)
         v = tl.where(early & ((mark & 2) > 0), -float("inf"), v)
     if NOISE:
-        divisor = tl.load(temperature + s)
         v = tl.div_rn(v, tl.where(divisor > 0, divisor, 1.0))
     tl.store(out + row * vocab + c, v, mask=c < vocab)
 
@@ -78,11 +81,12 @@ def process(
 @triton.jit(do_not_specialize=["rows"])
 def top_of_part(
     logits, tops, vocab, part, wanted, seq, slot, temperature, top_k, top_p, shares, limits, above, found,
-    rows, CUT: tl.constexpr, STEP: tl.constexpr,
+    rows, CUT: tl.constexpr, STEP: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The largest of `part` columns of one row; with CUT what the search for its cut begins with, too.
     Grid (rows, parts).
     """
+    wait_for_previous(OVERLAP)
     row, split = tl.program_id(0), tl.program_id(1)
     first = split * part
     last = tl.minimum(first + part, vocab)
@@ -115,16 +119,16 @@ def best_of_part(
     logits, wanted, seq, slot, index, temperature, seeds, min_p, tops, cuts, lasts, best, where,
     vocab, part, parts,
     NOISE: tl.constexpr, MIN_P: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr, P: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The best of `part` columns of one row, the lowest id on ties, never a NaN. Grid (rows, parts).
 
     cuts, lasts: of `find_cut`.
     """
+    let_next_start(OVERLAP)
     row, split = tl.program_id(0), tl.program_id(1)
     least = -float("inf")
     seed, place, sampled = tl.zeros((), tl.int64), 0, False
-    if CUT:
-        cut, last_id = tl.load(cuts + row), tl.load(lasts + row)
     if NOISE:
         t = tl.load(wanted + row)
         s = tl.load(slot + tl.load(seq + t)).to(tl.int64)
@@ -133,6 +137,11 @@ def best_of_part(
         sampled = tl.load(temperature + s) > 0
         if MIN_P:
             least = tl.load(min_p + s)
+    wait_only(OVERLAP)
+    if CUT:
+        cut, last_id = tl.load(cuts + row), tl.load(lasts + row)
+    if NOISE:
+        if MIN_P:
             below = tl.log(tl.maximum(least, 1e-30))
             least = tl.where(least > 0, top_of(row, tops, parts, P) + below, -float("inf"))
     values = tl.full((STEP,), -float("inf"), tl.float32)
@@ -159,8 +168,9 @@ def best_of_part(
 
 
 @triton.jit
-def best_of_parts(best, where, out, parts, P: tl.constexpr):
+def best_of_parts(best, where, out, parts, P: tl.constexpr, OVERLAP: tl.constexpr):
     """out i64[rows]. Grid (rows,). P: at least the parts."""
+    wait_for_previous(OVERLAP)
     row, p = tl.program_id(0), tl.arange(0, P)
     values = tl.load(best + row * parts + p, mask=p < parts, other=-float("inf"))
     ids = tl.load(where + row * parts + p, mask=p < parts, other=0x7FFFFFFF)
@@ -181,14 +191,18 @@ def fill_tokens(token, slot, newest, out, count, num_seqs, S: tl.constexpr):
 
 
 @triton.jit
-def note(picks, count, slot, ends, newest, out, marks, vocab, ENDS: tl.constexpr, MARKS: tl.constexpr):
+def note(
+    picks, count, slot, ends, newest, out, marks, vocab,
+    ENDS: tl.constexpr, MARKS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """out: the pick, -1 where the count is 0. newest: that, -1 too where it is an end. MARKS: it is counted
-    there. Grid (sequences,).
+    there. Grid (sequences,). The step behind it, which begins with what is written here, begins after it.
     """
     s = tl.program_id(0)
-    where = tl.load(slot + s)
-    pick = tl.where(tl.load(count + s) > 0, tl.load(picks + s), -1)
+    where, alive = tl.load(slot + s), tl.load(count + s) > 0
     ids = tl.load(ends + where * ENDS + tl.arange(0, ENDS))
+    wait_only(OVERLAP)
+    pick = tl.where(alive, tl.load(picks + s), -1)
     ended = tl.max((ids == pick).to(tl.int32), 0) > 0
     tl.store(out + s, pick)
     tl.store(newest + where, tl.where(ended, -1, pick).to(tl.int32))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from luce_backend_triton import pick_kernels as kernels
 from luce_backend_triton.nucleus import Search, find_cuts
+from luce_backend_triton.product import overlaps
 from luce_core.contracts import ForwardBatch
 from luce_core.contracts.staged import stays_on_device
 from luce_core.ops import newest as reference
@@ -46,9 +47,15 @@ def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams
         bias, marks, table.repetition, table.frequency, table.presence, table.min_index, table.temperature,
         vocab, 1 + b.token.shape[0] - b.slot.shape[0], b.sees.shape[1], BIAS="bias" in flags,
         PENALTY="penalty" in flags, MIN_TOKENS="min_tokens" in flags, NOISE="noise" in flags, STEP=STEP,
-        enable_fp_fusion=False,
+        enable_fp_fusion=False, **_told(logits),
     )  # fmt: skip
     return out
+
+
+def _told(x: Tensor) -> dict[str, bool]:
+    """What every launch is told: whether it begins beside the one before it."""
+    overlap = x.is_cuda and overlaps(x.device)
+    return {"OVERLAP": overlap, "launch_pdl": overlap}
 
 
 def _takes(params: StepParams) -> bool:
@@ -71,7 +78,7 @@ def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Ten
     min_p, cut = noise and "min_p" in flags, noise and bool(flags & CUTS)
     part = STEP * -(-vocab // (STEP * MOST_PARTS))
     parts = -(-vocab // part)
-    grid, most = (rows, parts), triton.next_power_of_2(parts)
+    grid, most, told = (rows, parts), triton.next_power_of_2(parts), _told(logits)
     best = torch.empty(rows, parts, device=device)
     where = torch.empty(rows, parts, dtype=torch.int32, device=device)
     tops = cuts = lasts = best  # never read where not needed
@@ -80,16 +87,17 @@ def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Ten
         kernels.top_of_part[grid](
             logits, tops, vocab, part, b.wanted, b.seq, b.slot, table.temperature, table.top_k,
             table.top_p, search.shares, search.limits, search.above, search.found, rows, CUT=cut, STEP=STEP,
+            **told,
         )  # fmt: skip
         if cut:
-            cuts, lasts = find_cuts(logits, tops, search)
+            cuts, lasts = find_cuts(logits, tops, search, told)
     kernels.best_of_part[grid](
         logits, b.wanted, b.seq, b.slot, b.index, table.temperature, table.seed, table.min_p,
         tops, cuts, lasts, best, where, vocab, part, parts,
-        NOISE=noise, MIN_P=min_p, CUT=cut, STEP=STEP, P=most,
+        NOISE=noise, MIN_P=min_p, CUT=cut, STEP=STEP, P=most, **told,
     )  # fmt: skip
     out = torch.empty(rows, dtype=torch.int64, device=device)
-    kernels.best_of_parts[(rows,)](best, where, out, parts, P=most, num_warps=1)
+    kernels.best_of_parts[(rows,)](best, where, out, parts, P=most, num_warps=1, **told)
     return out
 
 
@@ -112,7 +120,7 @@ def note_picks(
     vocab = 0 if marks is None else marks.shape[1]
     kernels.note[(picks.shape[0],)](
         picks, count, slot, newest.ends, newest.token, out, out if marks is None else marks, vocab,
-        ENDS=MOST_ENDS, MARKS=marks is not None, num_warps=1,
+        ENDS=MOST_ENDS, MARKS=marks is not None, num_warps=1, **_told(picks),
     )  # fmt: skip
     return out
 

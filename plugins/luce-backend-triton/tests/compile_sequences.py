@@ -176,21 +176,21 @@ def variants(target, dim, pairs):
     numbers |= dict.fromkeys(("limits", "found", "listed", "cuts", "lasts", "marks", "sure"), "*i32")
     numbers |= dict.fromkeys(("above", "sees", "top_k", "min_index"), "*i64")
     numbers |= {"words": "i32", "most": "i32"}
-    first = {"BIAS": True, "PENALTY": True, "MIN_TOKENS": True, "NOISE": True, "STEP": 1024}
+    first = {"BIAS": True, "PENALTY": True, "MIN_TOKENS": True, "NOISE": True, "STEP": 1024, **overlap}
     yield pick_kernels.process, first, numbers, {"enable_fp_fusion": False}
-    yield pick_kernels.top_of_part, {"CUT": True, "STEP": 1024}, numbers, {}
+    yield pick_kernels.top_of_part, {"CUT": True, "STEP": 1024, **overlap}, numbers, {}
     for done in range(2):
-        passed = {"DONE": done, "STEP": 512, "P": 128}
+        passed = {"DONE": done, "STEP": 512, "P": 128, **overlap}
         yield nucleus_kernels.add_masses, passed, numbers, {"num_warps": 8}
-    yield nucleus_kernels.list_range, {"STEP": 512, "P": 128}, numbers, {}
-    yield nucleus_kernels.find_cut, {"C": 2048, "P": 128}, numbers, {"num_warps": 8}
-    kept = {"NOISE": True, "MIN_P": True, "CUT": True, "STEP": 1024, "P": 128}
+    yield nucleus_kernels.list_range, {"STEP": 512, "P": 128, **overlap}, numbers, {}
+    yield nucleus_kernels.find_cut, {"C": 2048, "P": 128, **overlap}, numbers, {"num_warps": 8}
+    kept = {"NOISE": True, "MIN_P": True, "CUT": True, "STEP": 1024, "P": 128, **overlap}
     yield pick_kernels.best_of_part, kept, numbers, {}
-    yield pick_kernels.best_of_parts, {"P": 256}, {**numbers, "out": "*i64"}, {"num_warps": 1}
+    yield pick_kernels.best_of_parts, {"P": 256, **overlap}, {**numbers, "out": "*i64"}, {"num_warps": 1}
     filled = {**numbers, "out": "*i32", "count": "*i32"}
     yield pick_kernels.fill_tokens, {"S": 16}, filled, {"num_warps": 1}
     noted = {**numbers, "picks": "*i64", "count": "*i32", "out": "*i64"}
-    yield pick_kernels.note, {"ENDS": 32, "MARKS": True}, noted, {"num_warps": 1}
+    yield pick_kernels.note, {"ENDS": 32, "MARKS": True, **overlap}, noted, {"num_warps": 1}
     has = {"HAS_SCALE": True, "HAS_BIAS": True, "HAS_RESIDUAL": True, "M": 32, "ROWS": 32, "DEPTH": 64}
     types = {"x": "*bf16", "w": "*bf16", "scale": "*fp32", "k": "i32"}
     yield invariant_kernels.linear_floats, has, types, {"num_stages": 3}

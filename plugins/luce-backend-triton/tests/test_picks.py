@@ -191,7 +191,7 @@ def kept_of(rows, shares, limits):
     count = rows.shape[0]
     above = torch.zeros(2, count, 32, dtype=torch.int64, device=rows.device)
     search = nucleus.Search(shares, limits, above, torch.zeros_like(limits))
-    cut, last = nucleus.find_cuts(rows, rows.amax(1, keepdim=True), search)
+    cut, last = nucleus.find_cuts(rows, rows.amax(1, keepdim=True), search, picks._told(rows))
     bits = (rows + 0.0).view(torch.int32)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     places = torch.arange(rows.shape[1], device=rows.device)[None]
