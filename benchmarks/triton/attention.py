@@ -40,6 +40,7 @@ class Model:
 MODELS = {
     "27B": Model(24, 4, 256, 16, True, 64),
     "0.8B": Model(8, 2, 256, 6, True, 64),
+    "35B-A3B": Model(16, 2, 256, 10, True, 64),
     "8B": Model(32, 8, 128, 36, False, 128),
 }
 

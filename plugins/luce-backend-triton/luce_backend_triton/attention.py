@@ -6,7 +6,7 @@ reference.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ def overlaps(device: torch.device) -> bool:
     return device.type == "cuda" and product.overlaps(device)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def cut(
     rows: int, seqs: int, places: int, heads: int, kv_heads: int, width: int, num_bytes: int, room: Room
 ) -> Cut:
