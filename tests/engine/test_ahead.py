@@ -189,6 +189,20 @@ def test_what_a_text_repeats_is_counted_once_whoever_counts(toy, rig, kind):
     assert answers[0][0] != [toy(kind)[1].greedy(prompt, 30) for prompt in PROMPTS]
 
 
+def test_what_a_text_repeats_is_counted_anew_where_it_gave_way(toy, rig):
+    """Short memory: texts go on in other slots, after steps that counted for those they had."""
+    params = SamplingParams(temperature=0.0, frequency=3.0, repetition=1.3)
+    prompts = [[n + 1] * 60 for n in range(4)]
+    sizes = {"max_sequences": 4, "ctx_size": 256, "cache_block": 8}
+    plain = toy("pages", **sizes)[0]
+    bytes_ = 45 * sum(plain.pipeline.state.block_bytes.values())
+    short = rig("pages", **sizes, cache_bytes=bytes_)[0]
+    answers = [one.generate(*prompts, max_tokens=60, params=params) for one in (short, plain)]
+    assert answers[0] == answers[1]
+    assert short.engine.counters["preempted"] > 0
+    assert followed(short) > 10
+
+
 def test_a_minimum_length_is_kept_running_ahead(toy, rig):
     made, law = rig("slots")
     params = SamplingParams(temperature=0.0, min_tokens=6)

@@ -46,8 +46,8 @@ def find_cuts(
     logits: Tensor, tops: Tensor, search: Search, told: Mapping[str, bool]
 ) -> tuple[Tensor, Tensor]:
     """logits f32[rows, V], tops f32[rows, parts] -> (cut, last) i32[rows]: kept is what has a key above
-    `cut`, or that key and an id up to `last`. Four launches. told: as `picks` tells
-    every launch.
+    `cut`, or that key and an id up to `last`. Four launches. told: as `picks` tells every
+    launch.
     """
     rows, vocab = logits.shape
     parts, splits = tops.shape[1], triton.cdiv(vocab, STEP)
