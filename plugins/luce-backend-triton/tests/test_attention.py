@@ -246,6 +246,15 @@ def test_cuts_hold_all_query_heads_of_a_kv_head():
     assert plain.splits_of(512, 1 << 20, 64, 132) == 1
 
 
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_tree_over_several_small_tiles(device, monkeypatch, window):
+    monkeypatch.setattr(plain, "room_of", lambda _: plain.Room(132, 232448, True))
+    w, s = world_and_spec(device, {"heads": 12, "kv_heads": 2, "window": window, "gate": "sigmoid"})
+    parents = [-1, *(max(0, j // 2 - 1) for j in range(1, 20))]
+    compare(w, w.batch("held", w.rows(1, 30, 20, parents=parents), w.rows(0, 9, 3)), s)
+    assert plain.cut(23, 2, 64, 12, 2, 16, 4, plain.room_of(device)).rows == 2
+
+
 def test_tiles_are_small_where_the_text_is_short():
     card = plain.Room(132, 232448, True)
     one, short, long, prompt = (
