@@ -25,7 +25,7 @@ from luce_core.ops.sampling import FILTERS, HOST_FLAGS, PROCESSED, StepParams
 
 STEP = 1024
 """Columns a program looks at in one go."""
-MOST_PARTS = 128
+MOST_PARTS = 256
 """Of a row."""
 HERE = frozenset({"bias", "penalty", "min_tokens", "noise"})
 """Of what is done before the filters."""
