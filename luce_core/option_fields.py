@@ -19,6 +19,7 @@ from attrs import frozen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from luce_core.errors import UsageError
 from luce_core.paths import expand_home
 from luce_core.registry import CORE, choices
 
@@ -226,9 +227,17 @@ def show_size(num_bytes: float) -> str:
     raise AssertionError(num_bytes)
 
 
+def parse_path(text: str) -> Path:
+    """A path, its home folder filled in."""
+    try:
+        return expand_home(text)
+    except UsageError as error:
+        raise ValueError(f"wanted a path; {str(error).rstrip('.')}") from error
+
+
 READERS: Mapping[Any, Callable[[str], Any]] = {
     bool: parse_bool,
     int: parse_int,
     float: parse_float,
-    Path: expand_home,
+    Path: parse_path,
 }

@@ -359,3 +359,11 @@ def test_paths_of_a_home_are_expanded(registry, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     options = load_options(registry, {"chat_template_file": "~/x.jinja"}, {}, [])
     assert options.core.chat_template_file == Path(tmp_path) / "x.jinja"
+
+
+def test_a_home_folder_nobody_has_is_refused_with_what_named_it(registry):
+    with pytest.raises(UsageError) as caught:
+        load_options(registry, {}, {"LUCE_CHAT_TEMPLATE_FILE": "~nobody-here/x", "LUCE_PORT": "x"}, [])
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("LUCE_CHAT_TEMPLATE_FILE is '~nobody-here/x': wanted a path; ")
+    assert second.startswith("LUCE_PORT is 'x'")
