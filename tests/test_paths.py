@@ -26,4 +26,4 @@ def test_no_code_expands_a_home_by_itself():
 
 
 def test_path_options_are_read_with_it():
-    assert READERS[Path] is expand_home
+    assert READERS[Path]("~/x") == expand_home("~/x")
