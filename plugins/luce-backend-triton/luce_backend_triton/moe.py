@@ -1,9 +1,9 @@
 """Op `experts` on packed stacks: grouped products, nothing of which waits for the host.
 
-Few rows: CUDA C++, two launches. Every pair of row and expert reads that expert's records; both launches make
-their input themselves, the first activates, the second weighs and sums. More: pairs sorted by expert on the device, times weights as f16, many experts at
-a time; where Triton has no tensor cores, times the records in small tiles. There the sum over experts, with
-the shared expert and the residual, is one launch.
+Few rows: CUDA C++, two launches that make their input themselves. Every pair of row and expert reads that
+expert's records; the first launch activates, the second weighs and sums. More: pairs sorted by expert on the
+device, times weights as f16, many experts at a time; where Triton has no tensor cores, times the records in
+small tiles. There the sum over experts, with the shared expert and the residual, is one launch.
 """
 
 from __future__ import annotations

@@ -98,9 +98,9 @@ __device__ __forceinline__ void end_beside(int beside) { if (beside & 2) wait_fo
 // Thread blocks of two launches share a multiprocessor's registers. Where those of the first take them all, the second's ask for
 // no weights before the first is over. So kernels that are to meet are compiled for as many threads of theirs at a time.
 #if __CUDA_ARCH__ == 900
-#define THREADS(at_a_time) __launch_bounds__(32 * WARPS, (at_a_time) / (32 * WARPS) ? (at_a_time) / (32 * WARPS) : 1)
+#define AT_A_TIME(threads) __launch_bounds__(32 * WARPS, (threads) / (32 * WARPS) ? (threads) / (32 * WARPS) : 1)
 #else
-#define THREADS(at_a_time) __launch_bounds__(32 * WARPS, 1)
+#define AT_A_TIME(threads) __launch_bounds__(32 * WARPS, 1)
 #endif
 
 // --- the input of a product

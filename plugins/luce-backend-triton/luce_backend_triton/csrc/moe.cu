@@ -31,7 +31,7 @@ __device__ __forceinline__ float limited(const Stack& s, float gate, float up) {
 
 // Shared memory: x, rings, sums f32[WARPS][room][16], by warp and its how-manieth tile, the second matrix's behind the
 // first one's; squares f32[WARPS]; lut.
-extern "C" __global__ void THREADS(SCALES ? 1024 : 768)
+extern "C" __global__ void AT_A_TIME(SCALES ? 1024 : 768)
 moe_gemv(Stack stack, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
   const int pair = blockIdx.z, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;

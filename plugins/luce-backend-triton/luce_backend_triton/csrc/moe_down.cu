@@ -24,7 +24,7 @@ struct Down {
   float eps;
 };
 
-extern "C" __global__ void THREADS(SCALES > 1 && SCALES < 6 ? 1152 : 0)
+extern "C" __global__ void AT_A_TIME(SCALES > 1 && SCALES < 6 ? 1152 : 0)
 moe_down(Down d, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.z;
