@@ -22,6 +22,10 @@ FEW_ROWS = 32
 """Every row reads the router by itself; with more, the rows of x meet it in one product."""
 TILE = 4
 """Experts of a program there."""
+SIDE, MOST_IN_TURN = 4, 8
+"""Programs that share few rows: more read the router more often, fewer keep fewer multiprocessors busy. And
+the most rows of a program.
+"""
 WIDEST = 8192
 MOST_EXPERTS = 1024
 SCORES = ("softmax", "sigmoid")
@@ -66,10 +70,11 @@ def logits(x: Tensor, norm: Norm | None, w: Tensor, overlap: bool) -> Tensor:
     rows, (count, width) = x.shape[0], w.shape
     out = torch.empty(rows, count, device=x.device)
     tile = triton.next_power_of_2(count) if INTERPRETED else TILE
-    kernels.logits[(rows, -(-count // tile))](
-        x, x if norm is None else norm.weight, w, out, count, width, x.stride(0),
+    each = max(1, min(MOST_IN_TURN, triton.next_power_of_2(rows) // SIDE))
+    kernels.logits[(-(-rows // each), -(-count // tile))](
+        x, x if norm is None else norm.weight, w, out, rows, count, width, x.stride(0),
         0.0 if norm is None else norm.eps, NORM=norm is not None, TILE=tile,
-        WHOLE=triton.next_power_of_2(width), num_warps=8, OVERLAP=overlap, launch_pdl=overlap,
+        WHOLE=triton.next_power_of_2(width), ROWS=each, num_warps=8, OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
     return out
 

@@ -10,26 +10,33 @@ import triton.language as tl
 LOWEST = tl.constexpr(-(2**31))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def logits(
-    x, norm, w, out, count, width, ldx, eps,
-    NORM: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
+    x, norm, w, out, rows, count, width, ldx, eps,
+    NORM: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """TILE experts of one row: w · norm(x). Grid (rows, experts / TILE). WHOLE: at least the width."""
-    row = tl.program_id(0).to(tl.int64)
+    """TILE experts of ROWS rows, in turn: w · norm(x). Grid (rows / ROWS, experts / TILE). WHOLE: the width or
+    more.
+    """
+    first = tl.program_id(0).to(tl.int64) * ROWS
     expert = tl.program_id(1) * TILE + tl.arange(0, TILE)
     c = tl.arange(0, WHOLE)
     inside = c < width
     at = w + expert[:, None].to(tl.int64) * width + c[None, :]
     weights = tl.load(at, mask=(expert < count)[:, None] & inside[None, :], other=0.0)
+    if NORM:
+        gains = tl.load(norm + c, mask=inside, other=0.0)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    v = tl.load(x + row * ldx + c, mask=inside, other=0.0)
-    if NORM:
-        inverse = 1 / tl.sqrt(tl.sum(v * v, 0) / width + eps)
-        v = v * inverse * tl.load(norm + c, mask=inside, other=0.0)
-    tl.store(out + row * count + expert, tl.sum(weights * v[None, :], 1), mask=expert < count)
+    for step in range(ROWS):
+        row = first + step
+        if row < rows:
+            v = tl.load(x + row * ldx + c, mask=inside, other=0.0)
+            if NORM:
+                inverse = 1 / tl.sqrt(tl.sum(v * v, 0) / width + eps)
+                v = v * inverse * gains
+            tl.store(out + row * count + expert, tl.sum(weights * v[None, :], 1), mask=expert < count)
 
 
 @triton.jit

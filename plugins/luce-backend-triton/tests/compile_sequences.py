@@ -167,7 +167,8 @@ def variants(target, dim, pairs):
     pick = {"K": 8, "X": 64, "SOFTMAX": True, "BIAS": True, "RENORM": True, "OVERLAP": False}
     plain = {"count": "i32", "scale": "fp32"}
     yield route_kernels.pick, pick, plain, {}
-    yield route_kernels.logits, {"NORM": True, "TILE": 4, "WHOLE": 256, "OVERLAP": False}, plain, {}
+    routed = {"NORM": True, "TILE": 4, "WHOLE": 256, "ROWS": 2, "OVERLAP": False}
+    yield route_kernels.logits, routed, {**plain, "rows": "i32"}, {}
     numbers = {
         **dict.fromkeys(("wanted", "slot", "where", "token", "newest", "ends"), "*i32"),
         **dict.fromkeys(("rows", "vocab", "part", "parts", "num_seqs"), "i32"),

@@ -71,3 +71,14 @@ def test_routers_the_kernels_do_not_take_go_to_the_reference(device, rng, monkey
     spec = RouteSpec(2, groups=4, top_groups=2)
     ids, _ = route.route(OPS, batch(4, device), x, None, w, spec)
     assert ids.shape == (4, 2)
+
+
+@pytest.mark.parametrize("rows", [4, 11, 40])
+def test_a_row_has_the_same_bits_among_others(device, rng, rows):
+    """One program has one to eight rows, the last one fewer."""
+    x, w = (torch.randn(n, WIDTH, generator=rng).to(device) for n in (rows, EXPERTS))
+    norm = Norm(1 + 0.1 * torch.randn(WIDTH, generator=rng).to(device), 1e-6)
+    every = route.logits(x, norm, w, overlap=False)
+    assert torch.equal(every, torch.cat([route.logits(one, norm, w, overlap=False) for one in x.split(1)]))
+    want = torch.nn.functional.rms_norm(x.double(), (WIDTH,), norm.weight.double(), 1e-6) @ w.double().T
+    assert float((every - want).abs().max()) < 1e-4
