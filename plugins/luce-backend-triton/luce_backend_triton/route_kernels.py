@@ -15,8 +15,9 @@ def logits(
     x, norm, w, out, rows, count, width, ldx, eps,
     NORM: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """TILE experts of ROWS rows, in turn: w · norm(x). Grid (rows / ROWS, experts / TILE). WHOLE: the width or
-    more.
+    """TILE experts of ROWS rows, in turn: w · norm(x). Grid (rows / ROWS, experts / TILE).
+
+    WHOLE: at least the width.
     """
     first = tl.program_id(0).to(tl.int64) * ROWS
     expert = tl.program_id(1) * TILE + tl.arange(0, TILE)
