@@ -37,6 +37,10 @@ DOWN_WARPS, DOWN_STAGES = (9, 8, 6, 4, 2, 1), (4, 3, 2, 1)
 three thread blocks of the launch before.
 """
 PER_MULTIPROCESSOR = 2
+TOGETHER = 4
+"""Pairs of one expert that read its records once, where there are more than two rows, and tensor cores take
+four at the price of one.
+"""
 FEW_TILE = 16
 """Pairs, and rows of a matrix, of a tile of the product with packed weights."""
 PAIRS, ROWS = 64, 128
@@ -160,7 +164,8 @@ def few_bytes(
 ) -> int:
     """Shared memory of one of `grid` thread blocks; known: experts there are ids of."""
     sums = shape.warps * (64 * warp_room(shape, tiles, blocks, grid, matrices) + 4)
-    return shape.ring_bytes(fmt) + blocks * few_rows.X_BYTES + sums + 4 * known
+    each = blocks * few_rows.X_BYTES + sums + 4
+    return shape.ring_bytes(fmt) + shape.x_rows * each + 4 * known
 
 
 def warp_room(shape: Shape, tiles: int, blocks: int, grid: int, matrices: int) -> int:
@@ -170,14 +175,18 @@ def warp_room(shape: Shape, tiles: int, blocks: int, grid: int, matrices: int) -
 
 @cache
 def _shape(
-    name: str, tiles: int, blocks: int, pairs: int, matrices: int, known: int, room: shapes.Room
-) -> tuple[Shape, int]:
-    """The kernel and its thread blocks per pair: each of as many tiles, however many find room at a time."""
-    most = max(1, tiles * pairs // (PER_MULTIPROCESSOR * room.multiprocessors))
+    name: str, tiles: int, blocks: int, pairs: int, matrices: int, known: int, together: int,
+    room: shapes.Room,
+) -> tuple[Shape, int]:  # fmt: skip
+    """The kernel and its thread blocks per pair: each of as many tiles, however many find room at a time.
+    together: pairs of one expert that go through its records at once; half of all may have nothing to do then.
+    """
+    wanted = PER_MULTIPROCESSOR * room.multiprocessors * (2 if together > 1 else 1)
+    most = max(1, tiles * pairs // wanted)
     grid = -(-tiles // most)
     found = Shape("gemv", 1, 1, *SHAPES[-1])
-    for warps, stages in SHAPES:
-        found = Shape("gemv", 1, 1, warps, stages)
+    for x_rows, (warps, stages) in product_of(dict.fromkeys((together, 1)), SHAPES):
+        found = Shape("gemv", x_rows, 1, warps, stages)
         if warps * stages <= -(-tiles // grid) * blocks * matrices and room.fits(
             few_bytes(FORMATS[name], found, tiles, blocks, grid, matrices, known), PER_MULTIPROCESSOR
         ):
@@ -224,6 +233,8 @@ class _Few:
     def __init__(self, bank: ExpertBank, ids: Tensor, shared: SharedExpert | None, fixed: bool) -> None:
         self.bank, self.ids, self.fixed = bank, ids, fixed
         self.used = ids.shape[1]
+        several = ids.shape[0] > 2 and not fixed and capability.on(ids.device).matrix
+        self.together = TOGETHER if several else 1
         self.each = self.used + (shared is not None)
         self._beside: dict[int, tuple[Tensor, ...]] = {}
         """By the number of matrices."""
@@ -249,7 +260,7 @@ class _Few:
         y = torch.empty(pairs, n, device=device)
         tiles, blocks, known = tiles_of(n), matrix.blocks, self.bank.lut.numel()
         cut_for, room = self.each if self.fixed else pairs, shapes.room_of(device.index or 0)
-        shape, grid = _shape(matrix.format, tiles, blocks, cut_for, matrices, known, room)
+        shape, grid = _shape(matrix.format, tiles, blocks, cut_for, matrices, known, self.together, room)
         stack = stack_of(
             [w.packed.records for w in weights], self._beside.get(matrices, ()), self.ids, self.bank.lut,
             rows, y, per, self.used, act, clamp,

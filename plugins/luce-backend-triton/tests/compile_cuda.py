@@ -38,8 +38,11 @@ there, with 64 of 255 registers in use.
 READ_FROM = "sm_75"
 """The oldest whose instructions cuobjdump shows."""
 FEW = {
-    "sm_75": ("gemv Q5_K 2", "mma Q4_K 8", "moe Q6_K 8", "moe_down Q6_K 9", "dense BF16 1"),
-    "sm_90": ("gemv Q6_K 1", "mma Q4_K 32", "mma NVFP4 32", "moe Q4_K 8", "moe_down Q4_K 9", "dense F16 1"),
+    "sm_75": ("gemv Q5_K 2", "mma Q4_K 8", "moe Q6_K 1", "moe_down Q6_K 1", "dense BF16 1"),
+    "sm_90": (
+        "gemv Q6_K 1", "mma Q4_K 32", "mma NVFP4 32", "moe Q4_K 1", "moe Q4_K 4", "moe_down Q4_K 1",
+        "dense F16 1",
+    ),
     "sm_120": ("gemv MXFP4 1", "gemv NVFP4 2", "mma IQ4_XS 16"),
 }  # fmt: skip
 """What CI has time for: every source, and every way of scales, codes and copies."""
@@ -58,9 +61,10 @@ def variants(arch):
             assert found is not None, (arch, name, rows)
             defined = few_rows.defines(FORMATS[name], found[0])
             yield found[0].kind, (), f"{name} {rows}", defined
-        for source, warps, stages in ("moe", 8, 2), ("moe_down", 9, 2):
-            shape = Shape("gemv", 1, 1, warps, stages)
-            yield source, ("gemv",), f"{name} {warps}", few_rows.defines(FORMATS[name], shape)
+        for source, rows, warps, stages in ("moe", 1, 8, 2), ("moe", 4, 8, 3), ("moe_down", 1, 9, 2):
+            if rows == 1 or ability.matrix:
+                shape = Shape("gemv", rows, 1, warps, stages)
+                yield source, ("gemv",), f"{name} {rows}", few_rows.defines(FORMATS[name], shape)
     for kind in (0, 1, 2):
         yield "dense", (), f"{('F32', 'F16', 'BF16')[kind]} 1", few_floats.defines_of(kind, 1, 5120)
 

@@ -95,6 +95,13 @@ template <class T> static T __shfl_sync(unsigned, T value, int from) {
   return result;
 }
 
+static uint32_t __ballot_sync(unsigned, bool mine) {
+  uint32_t all = 0;
+  for (int i = 0; i < 32; i++) all |= (uint32_t)__shfl_sync(~0u, (int)mine, i) << i;
+  return all;
+}
+static int __popc(uint32_t bits) { return __builtin_popcount(bits); }
+
 // --- instructions
 
 static float __uint_as_float(uint32_t bits) {

@@ -106,7 +106,7 @@ def test_pairs_are_sorted_by_expert(device, layer):
 def test_one_row_asks_for_all_its_records_before_it_waits(name):
     """256 experts of 2048 x 512, 8 used and a shared one, on an H200."""
     room = shapes.Room(132, 227 << 10, 228 << 10)
-    shape, grid = moe._shape(name, 32, 8, 9, 2, 256, room)
+    shape, grid = moe._shape(name, 32, 8, 9, 2, 256, 1, room)
     assert grid == 32
     assert shape.warps * shape.stages == 2 * 8
     shape, grid = moe._down_shape(name, 128, 2, 9, 1, room)
@@ -120,7 +120,7 @@ def test_shapes_fit_small_cards_and_no_thread_block_has_more_than_its_share():
         for rows in (1, 3, 16):
             assert moe._down_shape(name, 128, 2, 9, rows, small) is not None
             for room in (small, large):
-                _, grid = moe._shape(name, 32, 8, 9 * rows, 2, 256, room)
+                _, grid = moe._shape(name, 32, 8, 9 * rows, 2, 256, 4, room)
                 share = 32 * 9 * rows // (2 * room.multiprocessors)
                 assert -(-32 // grid) <= max(1, share)
     assert moe._down_shape("Q4_K", 128, 2, 9, 1, shapes.Room(20, 3 << 10, 3 << 10)) is None

@@ -158,15 +158,28 @@ MoeGiven = simt.fields(
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
 def test_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, beside):
     """beside: every third pair is one of the last expert's matrices, given by themselves."""
-    count, rows, cols, shape = 3, 40, 512, Shape("gemv", 1, 1, 4, 2)
+    check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, beside, 1)
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
+@pytest.mark.parametrize(("name", "x_rows", "matrices"), [("Q4_K", 2, 2), ("Q6_K", 4, 2), ("Q8_0", 3, 1)])
+def test_pairs_of_an_expert_together(tmp_path, blocks, dequantized, name, x_rows, matrices, beside):
+    """One expert has five pairs: more than go together."""
+    check_experts(tmp_path, blocks, dequantized, name, 3, 2, matrices, "silu", None, beside, x_rows)
+
+
+def check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, beside, x_rows):
+    count, rows, cols, shape = 3, 40, 512, Shape("gemv", x_rows, 1, 4, 2)
     tall = formats.tiles_of(rows) * formats.TILE_ROWS
     data = [blocks(name, count * tall, cols, seed) for seed in range(matrices)]
     records = [formats.pack(name, torch.from_numpy(one)).contiguous() for one in data]
     ids = torch.tensor([2, 0, -1, 3, 1, 2], dtype=torch.int32)
+    if x_rows > 1:
+        ids = torch.tensor([2, 0, -1, 3, 2, 2, 0, 2, 1, 2, 0, 2, 2, 1, 0], dtype=torch.int32)
     lut = torch.tensor([1, 2, 0, -1], dtype=torch.int32)
     every = [torch.from_numpy(dequantized(one, name).copy()).double() for one in data]
     usual = max(float(one.norm()) for one in every) / (count * tall) ** 0.5  # products are about 1
-    pairs, x = ids.numel(), torch.randn(6 // per, cols) / (1 if beside else usual)
+    pairs, x = ids.numel(), torch.randn(ids.numel() // per, cols) / (1 if beside else usual)
     norm = Norm((torch.rand(cols) + 0.5) / usual, 1e-6) if beside else None
     y = torch.full((pairs, rows), torch.nan)
     defines = few_rows.defines(formats.FORMATS[name], shape) | {"IMMA": int(beside)}
@@ -174,7 +187,7 @@ def test_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, 
     tiles, across = tall // formats.TILE_ROWS, records[0].shape[1]
     told, own, used = ids, (), pairs
     if beside:
-        told, used = ids.view(2, 3)[:, :2].contiguous(), 2
+        told, used = ids.view(-1, 3)[:, :2].contiguous(), 2
         ids[2::3], lut[2] = 2, 2  # what the kernel is to do with what it was not told
         own = [one[2 * tiles :] for one in records]
     stack = moe.stack_of(records, own, told, lut, product.Rows(x, norm), y, per, used, act, clamp)

@@ -4,8 +4,8 @@
 // With `beside`, a matrix that every row meets, each `used` pairs have one of it behind them, which ids do not name.
 //
 // Grid: (blocks of row tiles, 1, pairs). A thread block takes whole tiles of one pair's expert, of both matrices; its warps
-// share the records evenly, and sums meet in shared memory, as in gemv.cu. Few rows choose few experts twice, so every pair
-// reads its own; what two pairs share comes from L2.
+// share the records evenly, and sums meet in shared memory, as in gemv.cu. Of the pairs of one expert X_ROWS go together,
+// through the first one's thread blocks: the others' have nothing to do.
 //
 // Which records there are is known when ids are. x is made ready while they are on their way.
 //
@@ -29,9 +29,33 @@ __device__ __forceinline__ float limited(const Stack& s, float gate, float up) {
   return v * (s.clamp ? fminf(fmaxf(up, -s.limit), s.limit) : up);
 }
 
-// Shared memory: x, rings, sums f32[WARPS][room][16], by warp and its how-manieth tile, the second matrix's behind the
-// first one's; squares f32[WARPS]; lut.
-extern "C" __global__ void AT_A_TIME(SCALES ? 1024 : 768)
+// The pairs that go with this one -> taken, itself first, and how many; 0: it goes with an earlier one. By whole warps.
+__device__ __forceinline__ int together(int* taken, const Stack& s, const int* lut, int pair, int each, int expert, int lane) {
+  if (lane == 0) taken[0] = pair;
+  if (X_ROWS == 1) return 1;
+  const int row = pair / each, place = pair % each, rows = gridDim.z / each;
+  int earlier = 0, later = 0;
+  if (place == s.used) {
+    earlier = row, later = rows - 1 - row;
+    if (lane < later && lane + 1 < X_ROWS) taken[lane + 1] = pair + (lane + 1) * each;
+  } else {
+    const int own = row * s.used + place;
+    for (int base = 0; base < rows * s.used; base += 32) {
+      const int at = base + lane, id = at < rows * s.used ? (int)load1(s.ids + at) : -1;
+      const bool same = id >= 0 && lut[id] == expert, behind = same && at > own;
+      earlier += __popc(__ballot_sync(~0u, same && at < own));
+      const u32 all = __ballot_sync(~0u, behind);
+      const int among = later + __popc(all & ((1u << lane) - 1));
+      if (behind && among + 1 < X_ROWS) taken[among + 1] = at / s.used * each + at % s.used;
+      later += __popc(all);
+    }
+  }
+  return earlier % X_ROWS ? 0 : 1 + min(later, X_ROWS - 1);
+}
+
+// Shared memory: x [blocks][X_ROWS], rings, sums f32[WARPS][room][X_ROWS][16], by warp and its how-manieth tile, the second
+// matrix's behind the first one's; squares f32[X_ROWS][WARPS]; pairs [X_ROWS]; lut.
+extern "C" __global__ void AT_A_TIME(X_ROWS > 1 ? 512 : SCALES ? 1024 : 768)
 moe_gemv(Stack stack, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
   const int pair = blockIdx.z, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -39,10 +63,10 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
   const bool two = stack.records[1] != nullptr;
   const int one = num_tiles * blocks, units = two ? 2 * one : one;
   const int begin = first_unit(warp, WARPS, units), end = first_unit(warp + 1, WARPS, units);
-  u8* ring = shared + blocks * X_BYTES + warp * STAGES * RECORD;
-  float* partial = (float*)(shared + blocks * X_BYTES + WARPS * STAGES * RECORD);
-  float* squares = partial + WARPS * room * 16;
-  int* lut = (int*)(squares + WARPS);
+  u8* ring = shared + blocks * X_ROWS * X_BYTES + warp * STAGES * RECORD;
+  float* partial = (float*)(shared + blocks * X_ROWS * X_BYTES + WARPS * STAGES * RECORD);
+  float* squares = partial + WARPS * room * (16 * X_ROWS);
+  int *taken = (int*)(squares + X_ROWS * WARPS), *lut = taken + X_ROWS;
   for (int i = threadIdx.x; i < stack.known; i += 32 * WARPS) lut[i] = stack.lut[i];
   __syncthreads();
   wait_for_previous();
@@ -55,6 +79,8 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
     for (int i = tile0 * 16 + threadIdx.x; i < min((tile0 + num_tiles) * 16, stack.n); i += 32 * WARPS) stack.y[(size_t)pair * stack.n + i] = 0.f;
     return;
   }
+  const int live = together(taken, stack, lut, pair, each, expert, lane);
+  if (!live) return;
 
   const size_t skipped = ((size_t)expert * tiles + tile0) * blocks * RECORD;
   const u8* source = nullptr;
@@ -78,70 +104,86 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
 #pragma unroll
   for (int i = 0; i < STAGES; i++) fetch();
 
-  const float* x = stack.x + (size_t)(pair / stack.per) * stack.ldx;
-  float inverse = 1.f;
+
+  __syncwarp();
+  float inverse[X_ROWS];
   if (stack.norm) {
-    float sum = 0.f;
-    for (int i = threadIdx.x * 4; i < stack.width; i += 32 * WARPS * 4) {
-      const float4 v = load4(x + i);
-      sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+#pragma unroll
+    for (int n = 0; n < X_ROWS; n++) {
+      float sum = 0.f;
+      if (n < live)
+        for (int i = threadIdx.x * 4; i < stack.width; i += 32 * WARPS * 4) {
+          const float4 v = load4(stack.x + (size_t)(taken[n] / stack.per) * stack.ldx + i);
+          sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        }
+#pragma unroll
+      for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
+      if (lane == 0) squares[n * WARPS + warp] = sum;
     }
-#pragma unroll
-    for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
-    if (lane == 0) squares[warp] = sum;
     __syncthreads();
-    sum = 0.f;
 #pragma unroll
-    for (int i = 0; i < WARPS; i++) sum += squares[i];
-    inverse = 1.f / sqrtf(sum / (float)stack.width + stack.eps);
+    for (int n = 0; n < X_ROWS; n++) {
+      float sum = 0.f;
+#pragma unroll
+      for (int i = 0; i < WARPS; i++) sum += squares[n * WARPS + i];
+      inverse[n] = 1.f / sqrtf(sum / (float)stack.width + stack.eps);
+    }
   }
   for (int i = warp; i < blocks; i += WARPS) {
     const int at = first_column(i * 256, lane);
-    float v[8], w[8];
-    columns_of(v, x, at, stack.width);
-    if (stack.norm) {
-      columns_of(w, stack.norm, at, stack.width);
+    float w[8];
+    if (stack.norm) columns_of(w, stack.norm, at, stack.width);
 #pragma unroll
-      for (int j = 0; j < 8; j++) v[j] *= inverse * w[j];
+    for (int n = 0; n < X_ROWS; n++) {
+      if (n == live) break;
+      float v[8];
+      columns_of(v, stack.x + (size_t)(taken[n] / stack.per) * stack.ldx, at, stack.width);
+      if (stack.norm)
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] *= inverse[n] * w[j];
+      make_ready(shared + (i * X_ROWS + n) * X_BYTES, v, 1.f, lane);
     }
-    make_ready(shared + i * X_BYTES, v, 1.f, lane);
   }
   __syncthreads();
 
   float total[2][X_ROWS] = {};
-  float* mine = partial + warp * room * 16 + (lane >> 2);
+  float* mine = partial + warp * room * (16 * X_ROWS) + (lane >> 2);
   int block = begin % blocks;
   for (int i = begin; i < end; i++) {
     wait_but<STAGES - 1>();
     __syncwarp();
-    multiply(total, slot, shared + block * X_BYTES, lane);
+    multiply(total, slot, shared + block * X_ROWS * X_BYTES, lane);
     __syncwarp();
     fetch();
     if (++block == blocks || i == end - 1) {
       block = 0;
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
-        float v = total[j][0];
-        v += __shfl_xor_sync(~0u, v, 1);
-        v += __shfl_xor_sync(~0u, v, 2);
-        if ((lane & 3) == 0) mine[8 * j] = v;
-        total[j][0] = 0.f;
-      }
-      mine += 16;
+      for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int n = 0; n < X_ROWS; n++) {
+          float v = total[j][n];
+          v += __shfl_xor_sync(~0u, v, 1);
+          v += __shfl_xor_sync(~0u, v, 2);
+          if ((lane & 3) == 0) mine[n * 16 + 8 * j] = v;
+          total[j][n] = 0.f;
+        }
+      mine += 16 * X_ROWS;
     }
   }
   __syncthreads();
 
-  for (int tile = warp; tile < num_tiles; tile += WARPS) {  // a lane has a row of one matrix
+  for (int i = warp; i < num_tiles * live; i += WARPS) {  // a lane has a row of one matrix
+    const int tile = i / live, n = i % live;
     const int owner = (lane >> 4) * num_tiles + tile, at = (tile0 + tile) * 16 + (lane & 15);
     float v = 0.f;
     if (owner * blocks < units)
       for (int w = worker_of(owner * blocks, WARPS, units); w < WARPS; w++) {
         const int start = first_unit(w, WARPS, units);
         if (start >= (owner + 1) * blocks) break;
-        if (start < first_unit(w + 1, WARPS, units)) v += partial[(w * room + owner - start / blocks) * 16 + (lane & 15)];
+        if (start < first_unit(w + 1, WARPS, units))
+          v += partial[(w * room + owner - start / blocks) * (16 * X_ROWS) + n * 16 + (lane & 15)];
       }
     const float up = __shfl_xor_sync(~0u, v, 16);
-    if (lane < 16 && at < stack.n) stack.y[(size_t)pair * stack.n + at] = two ? limited(stack, v, up) : v;
+    if (lane < 16 && at < stack.n) stack.y[(size_t)taken[n] * stack.n + at] = two ? limited(stack, v, up) : v;
   }
 }
