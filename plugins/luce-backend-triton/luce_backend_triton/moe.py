@@ -179,7 +179,7 @@ def _shape(
     room: shapes.Room,
 ) -> tuple[Shape, int]:  # fmt: skip
     """The kernel and its thread blocks per pair: each of as many tiles, however many find room at a time.
-    together: pairs of one expert that go through its records at once; half of all may have nothing to do then.
+    together: pairs of one expert that go through its records at once; half of all may be idle then.
     """
     wanted = PER_MULTIPROCESSOR * room.multiprocessors * (2 if together > 1 else 1)
     most = max(1, tiles * pairs // wanted)
