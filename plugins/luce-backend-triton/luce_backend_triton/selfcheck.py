@@ -48,8 +48,10 @@ HALVES = {
 FLOATS = ("F32", "F16", "BF16")
 ROWS = (1, 2, 5, 16, 24, 70, 300)
 """Of x: one for each kernel and pass."""
-EXPERT_ROWS = (3, 200)
-"""Few pairs of row and expert, which read packed records, and many, for dense weights."""
+EXPERT_ROWS = (1, 3, 200)
+"""Pairs of row and expert that read packed records each by themselves, or those of one expert together; and
+many, for dense weights.
+"""
 ROUNDED = 2e-3
 """Relative error of halves."""
 EXACT = 1e-4
