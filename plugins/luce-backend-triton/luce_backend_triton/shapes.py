@@ -81,7 +81,7 @@ def choose(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tu
     """The kernel for m rows of x and tiles × blocks records, and its thread blocks; None: nothing fits."""
     if m <= GEMV_ROWS:
         for warps, stages, per in _gemv_cuts(tiles, blocks, room.multiprocessors):
-            shape, grid = Shape("gemv", m, 1, warps, stages), per * room.multiprocessors
+            shape, grid = Shape("gemv", m, 1, warps, stages, per), per * room.multiprocessors
             if room.fits(shape.shared_bytes(fmt, tiles, blocks, grid), per):
                 return shape, grid
     if not room.mma:
