@@ -22,6 +22,8 @@ BLOCK_RESERVE = 1 << 10
 
 SMALL_TILES, FEW_TILES = 6, 3
 """Row tiles per multiprocessor, below which a matrix is small; and too small for two blocks there."""
+NARROWEST_ROWS = 8
+"""Of x: there the compiler finds registers for its blocks by itself, and spills when told of them."""
 NARROW = 4
 """Records in a row of the matrix, up to which a small one is narrow: a few for each warp, and little of x."""
 GEMV = ((10, 4, 2), (10, 3, 2), (8, 3, 2), (12, 3, 1), (8, 2, 1), (4, 2, 1), (2, 2, 1))
@@ -39,6 +41,8 @@ MMA = {
     32: ((2, 4, 2, 2), (1, 4, 2, 1), (1, 2, 2, 1)),
 }
 """Rows of x -> (tiles, warps, stages, blocks per multiprocessor), likewise."""
+MMA_GROUPS = ((1, 4, 3, 2), (1, 4, 2, 1), (1, 2, 2, 1))
+"""The same for the widest, where every group's sum has a scale of its own: two tiles need more registers."""
 
 
 @frozen
@@ -87,8 +91,8 @@ def choose(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tu
     if not room.mma:
         return _in_passes(fmt, m, tiles, blocks, room)
     rows = min(-(-m // 8) * 8, MMA_ROWS)
-    for each, warps, stages, per in MMA[rows]:
-        shape = Shape("mma", rows, each, warps, stages, per)
+    for each, warps, stages, per in _mma_cuts(fmt, rows):
+        shape = Shape("mma", rows, each, warps, stages, 1 if rows == NARROWEST_ROWS else per)
         if room.fits(shape.shared_bytes(fmt, tiles, blocks, room.multiprocessors * per), per):
             return shape, room.multiprocessors * per
     return None
@@ -98,6 +102,10 @@ def _gemv_cuts(tiles: int, blocks: int, multiprocessors: int) -> tuple[tuple[int
     if tiles >= SMALL_TILES * multiprocessors:
         return GEMV
     return GEMV_NARROW if blocks <= NARROW and tiles >= FEW_TILES * multiprocessors else GEMV_SMALL
+
+
+def _mma_cuts(fmt: RecordFormat, rows: int) -> tuple[tuple[int, int, int, int], ...]:
+    return MMA_GROUPS if rows == MMA_ROWS and fmt.scales in ("f16", "pair", "e8") else MMA[rows]
 
 
 def _in_passes(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tuple[Shape, int] | None:
@@ -117,7 +125,7 @@ def choose_any(fmt: RecordFormat, tiles: int, blocks: int, room: Room) -> tuple[
     """
     if not room.mma:
         return _in_passes(fmt, 1, tiles, blocks, room)
-    for each, warps, stages, per in MMA[MMA_ROWS]:
+    for each, warps, stages, per in _mma_cuts(fmt, MMA_ROWS):
         shape, grid = Shape("mma", MMA_ROWS, each, warps, stages, per), room.multiprocessors * per
         if room.fits(shape.shared_bytes(fmt, tiles, blocks, grid), per):
             return shape, grid
