@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from attrs import frozen
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from luce_backend_triton import capability, nvrtc
 from luce_backend_triton.formats import FORMATS, FP4_VALUES, RECORD_COLS, SCALE_KINDS, RecordFormat
-from luce_backend_triton.given import Given, In
 
 GEMV_ROWS = 2
 """Most rows of x for the integer kernel; more are quicker on tensor cores (LOG.md 2026-11-29)."""
@@ -53,16 +52,11 @@ class Shape:
         if self.kind == "mma":
             return self.ring_bytes(fmt) + self.stages * self.x_rows * X_BYTES
         sums = self.warps * self.warp_room(tiles, blocks, grid) * 16 * self.x_rows * 4
-        squares = 4 * blocks * self.x_rows
-        return self.ring_bytes(fmt) + blocks * self.x_rows * X_BYTES + sums + squares
+        return self.ring_bytes(fmt) + blocks * self.x_rows * X_BYTES + sums
 
     def warp_room(self, tiles: int, blocks: int, grid: int) -> int:
         """gemv: the most tiles one warp has part of."""
         return -(-(-(-tiles // grid) * blocks) // self.warps) // blocks + 2
-
-    def makes_ready(self, m: int, blocks: int) -> bool:
-        """Whether the kernel can make m rows of x ready itself: gemv, in one pass, two parts a warp."""
-        return self.kind == "gemv" and m == self.x_rows and m * blocks <= 2 * self.warps
 
     def owners(self, tiles: int) -> int:
         """mma: thread blocks' shares of rows."""
@@ -225,7 +219,7 @@ def launch(
     name: str,
     records: Tensor,
     rows: int,
-    x: Tensor | Given,
+    x: Tensor,
     y: Tensor,
     shape: Shape,
     grid: int,
@@ -237,11 +231,10 @@ def launch(
 ) -> None:
     """y f32[m, rows] (any row stride) = x Wᵀ · scale + bias + residual, by `grid` thread blocks.
 
-    x: as `prepare` makes it; as it is, where the shape makes it ready itself. beside: not alone where the
-    launch before or behind is another product of x.
+    x: as `prepare` makes it. beside: not alone where the launch before or behind is another product of x.
     """
-    tiles, blocks, _ = records.shape
-    m, device = y.shape[0], records.device
+    blocks, m, _ = x.shape
+    tiles, device = records.shape[0], records.device
     passes = -(-m // shape.x_rows)
     sums, arrived = None, None
     if shape.kind == "gemv":
@@ -255,13 +248,7 @@ def launch(
     given = (None if extra is None else extra.data_ptr() for extra in (scale, bias, residual))
     ldr = 0 if residual is None else residual.stride(0)
     out = _Out(*given, y.data_ptr(), sums, arrived, m, rows, ldr, y.stride(0), beside.bits)
-    args: list[Any] = [POINTER(records.data_ptr())]
-    if shape.kind == "gemv":
-        args += (POINTER(), x.argument()) if isinstance(x, Given) else (POINTER(x.data_ptr()), In())
-    else:
-        assert isinstance(x, Tensor)
-        args += (POINTER(x.data_ptr()),)
-    args += (out, INT(tiles), INT(blocks), INT(room))
+    args = [POINTER(records.data_ptr()), POINTER(x.data_ptr()), out, INT(tiles), INT(blocks), INT(room)]
     stream = torch.cuda.current_stream(device).cuda_stream
     kernel(device.index or 0, name, shape).launch(
         (grid, 1, passes),

@@ -11,10 +11,9 @@ from attrs import define, field
 from torch import Tensor
 
 from luce_backend_triton import capability, few_floats, few_rows, kernels, shapes
-from luce_backend_triton.few_floats import Behind
+from luce_backend_triton.few_floats import Behind, Given
 from luce_backend_triton.few_rows import ALONE, X_BYTES, Beside, Kind, Shape
 from luce_backend_triton.formats import RECORD_COLS, blocks_of
-from luce_backend_triton.given import Given
 from luce_backend_triton.matrix import Dense, Matrix
 from luce_backend_triton.memory import SCRATCH_BYTES
 from luce_core.contracts import Clamp, Norm
@@ -107,26 +106,21 @@ class Rows:
         return self._dense[dtype, align]
 
 
-def _few(matrix: Matrix, rows: Rows, cuda: bool) -> tuple[Shape, int, Given | None] | None:
-    """The kernel of CUDA C++, its thread blocks, and x where it makes that ready itself."""
-    device, m = matrix.records.device, rows.x.shape[0]
+def _few(matrix: Matrix, m: int, cuda: bool) -> tuple[Shape, int] | None:
+    """The kernel of CUDA C++ for m rows of x, and its thread blocks."""
+    device = matrix.records.device
     room = shapes.room_of(device.index or 0) if cuda and device.type == "cuda" else None
     if room is None or m > room.most_rows:
         return None
-    found = shapes.choose(matrix.fmt, m, matrix.records.shape[0], matrix.blocks, room)
-    if found is None:
-        return None
-    shape, grid = found
-    own = rows.given() if rows.up is None and shape.makes_ready(m, matrix.blocks) else None
-    return shape, grid, own
+    return shapes.choose(matrix.fmt, m, matrix.records.shape[0], matrix.blocks, room)
 
 
 def beside(matrices: Sequence[Matrix | Dense], rows: Rows, cuda: bool) -> list[Beside]:
-    """How products of one x lie beside each other, launched in this order: those that want it alike do."""
-    kinds: list[tuple[Kind, bool] | None] = []
+    """How the products of one x lie beside each other, when launched in this order."""
+    m, kinds = rows.x.shape[0], []
     for matrix in matrices:
-        found = _few(matrix, rows, cuda) if isinstance(matrix, Matrix) else None
-        kinds.append(None if found is None else (found[0].kind, found[2] is None))
+        found = _few(matrix, m, cuda) if isinstance(matrix, Matrix) else None
+        kinds.append(None if found is None else found[0].kind)
     found_places: list[Beside] = []
     for at, kind in enumerate(kinds):
         follows = at > 0 and kind is not None and kinds[at - 1] == kind
@@ -142,12 +136,12 @@ def product(
     m = rows.x.shape[0]
     device = matrix.records.device
     scale, bias, residual = behind.scale, behind.bias, behind.residual
-    found = _few(matrix, rows, cuda)
+    found = _few(matrix, m, cuda)
     if found is not None:
-        shape, grid, own = found
+        shape, grid = found
         y = torch.empty(m, matrix.rows, device=device)
         few_rows.launch(
-            matrix.format, matrix.records, matrix.rows, own or rows.few(shape.kind), y, shape, grid,
+            matrix.format, matrix.records, matrix.rows, rows.few(shape.kind), y, shape, grid,
             scale=scale, bias=bias, residual=residual, beside=beside,
         )  # fmt: skip
         return y

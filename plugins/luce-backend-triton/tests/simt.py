@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from luce_backend_triton import few_rows, formats, nvrtc
-from luce_backend_triton.given import Given, In
 from torch import Tensor
 
 GXX = shutil.which("g++")
@@ -99,20 +98,18 @@ def fields(*of):
 
 
 PRODUCT = "const u8 *records; const u8 *x; Out out; int tiles; int blocks; int room;"
-GEMV = PRODUCT.replace("Out out;", "In in; Out out;")
-REST = (("out", few_rows._Out), *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")))
-POINTERS = (("records", ctypes.c_void_p), ("x", ctypes.c_void_p))
-ProductGiven = fields(*POINTERS, *REST)
-GemvGiven = fields(*POINTERS, ("in_", In), *REST)
+ProductGiven = fields(
+    ("records", ctypes.c_void_p), ("x", ctypes.c_void_p), ("out", few_rows._Out),
+    *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")),
+)  # fmt: skip
 
 
 def product(
     folder: Path, name: str, data: np.ndarray, x: Tensor, shape: few_rows.Shape, grid: int, bias: Tensor,
-    residual: Tensor, imma: bool = False, own: Given | None = None,
+    residual: Tensor, imma: bool = False,
 ) -> Tensor:  # fmt: skip
     """x Wᵀ + bias + residual by csrc/gemv.cu or csrc/mma.cu, W as the blocks of a file. folder: a new one
-    for every shape, since a library that is loaded stays. imma: gemv on tensor cores; own:
-    what it makes ready itself.
+    for every shape, since a library that is loaded stays. imma: gemv on tensor cores.
     """
     (m, _), rows, fmt = x.shape, data.shape[0], formats.FORMATS[name]
     folder.mkdir(exist_ok=True, parents=True)
@@ -127,13 +124,10 @@ def product(
     arrived = torch.zeros(counters, dtype=torch.int32)
     at = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), sums.data_ptr(), arrived.data_ptr())
     out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0))
-    at_x, rest = None if own else given.data_ptr(), (out, tiles, across, room)
-    it: ctypes.Structure = ProductGiven(records.data_ptr(), at_x, *rest)
-    if shape.kind == "gemv":
-        it = GemvGiven(records.data_ptr(), at_x, own.argument() if own else In(), *rest)
+    it = ProductGiven(records.data_ptr(), given.data_ptr(), out, tiles, across, room)
     function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape)
     defined["IMMA"] = int(imma)
-    library = build(folder, shape.kind, function, defined, GEMV if shape.kind == "gemv" else PRODUCT)
+    library = build(folder, shape.kind, function, defined, PRODUCT)
     shared = shape.shared_bytes(fmt, tiles, across, grid)
     library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, passes)
     assert not arrived.any()

@@ -7,7 +7,6 @@ import pytest
 import torch
 from luce_backend_triton import few_rows, ops, product
 from luce_backend_triton.formats import FORMATS
-from luce_backend_triton.given import Given
 from luce_backend_triton.matrix import Dense, Matrix
 from luce_backend_triton.product import Rows
 
@@ -239,14 +238,9 @@ def test_slices_of_dense_weights_do_not_show(device, blocks, dequantized, monkey
 
 def test_products_of_one_kernel_in_a_row_lie_beside_each_other(monkeypatch):
     """Only those with the same making ready of x, so that no other launch comes between."""
-    kinds = {"A": "gemv", "B": "gemv", "C": "mma", "D": None, "E": "gemv"}
-    shaped = {kind: kind and few_rows.Shape(kind, 8, 1, 4, 2) for kind in ("gemv", "mma", None)}
-
-    def few(one, rows, cuda):
-        shape = shaped[kinds[one.name]]
-        return shape and (shape, 1, Given(rows.x) if one.name == "E" else None)
-
-    monkeypatch.setattr(product, "_few", few)
+    kinds = {"A": "gemv", "B": "gemv", "C": "mma", "D": None}
+    shaped = {kind: kind and (few_rows.Shape(kind, 8, 1, 4, 2), 1) for kind in ("gemv", "mma", None)}
+    monkeypatch.setattr(product, "_few", lambda one, m, cuda: shaped[kinds[one.name]])
 
     def bits(names):
         empty = torch.empty(1, 1, 1)
@@ -258,12 +252,3 @@ def test_products_of_one_kernel_in_a_row_lie_beside_each_other(monkeypatch):
     assert bits("ABCA") == [(0, 1), (1, 2), (0, 0), (0, 0)]
     assert bits("ADB") == [(0, 0)] * 3
     assert bits("AFB") == [(0, 0)] * 3
-    assert bits("EEA") == [(0, 1), (1, 2), (0, 0)]
-
-
-def test_the_input_of_few_blocks_needs_no_launch():
-    shape = few_rows.Shape("gemv", 2, 1, 10, 4)
-    assert shape.makes_ready(2, 10)
-    assert not shape.makes_ready(2, 11)
-    assert not shape.makes_ready(1, 10)
-    assert not few_rows.Shape("mma", 8, 2, 4, 2).makes_ready(8, 1)

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 import torch.nn.functional as F
-from luce_backend_triton import few_floats, few_rows, formats, given, moe, product, shapes
+from luce_backend_triton import few_floats, few_rows, formats, moe, product, shapes
 from luce_backend_triton.few_rows import Shape
 
 from luce_core.contracts import Clamp, Norm
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(simt.GXX is None, reason="no g++ here to compile
 
 DENSE = "const u8 *weights; In in; Out out; int wide;"
 DenseGiven = simt.fields(
-    ("weights", ctypes.c_void_p), ("in_", given.In), ("out", few_rows._Out), ("wide", ctypes.c_int)
+    ("weights", ctypes.c_void_p), ("in_", few_floats._In), ("out", few_rows._Out), ("wide", ctypes.c_int)
 )
 
 
@@ -53,23 +53,6 @@ def test_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape):
 def test_gemv_on_tensor_cores(tmp_path, blocks, dequantized, name, x_rows):
     shape = Shape("gemv", x_rows, 1, 3, 2)
     check_gemv(tmp_path, blocks, dequantized, name, 40, 512, 2, shape, imma=True)
-
-
-@pytest.mark.parametrize(("m", "warps", "normed"), [(1, 2, True), (2, 3, True), (2, 4, False), (1, 5, False)])
-def test_gemv_makes_its_input_ready(tmp_path, blocks, dequantized, m, warps, normed):
-    """Two or three blocks of columns, the last not full; rows at a stride."""
-    name, rows, cols, shape = "Q8_0", 40, 608, Shape("gemv", m, 1, warps, 2)
-    assert shape.makes_ready(m, 3)
-    data, x = blocks(name, rows, cols), torch.randn(m, cols + 32)[:, :cols]
-    bias, residual = torch.randn(rows), torch.randn(m, rows)
-    weight = torch.rand(cols) + 0.5 if normed else None
-    own = given.Given(x, None, weight, 1e-5 if normed else 0.0)
-    y = simt.product(tmp_path, name, data, x, shape, 2, bias, residual, own=own)
-    ready = x.double()
-    if weight is not None:
-        ready = F.rms_norm(ready, (cols,), weight.double(), 1e-5)
-    exact = torch.from_numpy(dequantized(data, name).copy()).double()
-    close(y, rounded(ready) @ exact.T + bias.double() + residual.double(), 1e-5)
 
 
 def check_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape, imma):
@@ -121,12 +104,12 @@ def test_dense(tmp_path, dtype, rows, cols, m, kind, grid):
     weights = torch.randn(rows, cols).to(dtype)
     x, up = torch.randn(m, 2 * cols).split(cols, 1)
     scale, bias, residual = torch.rand(cols) + 0.5, torch.randn(rows), torch.randn(m, rows)
-    x_of, ready = given.Given(x), x.double()
+    given, ready = few_floats.Given(x), x.double()
     if kind == "norm":
-        x_of = given.Given(x, None, scale, 1e-5)
+        given = few_floats.Given(x, None, scale, 1e-5)
         ready = F.rms_norm(ready, (cols,), scale.double(), 1e-5)
     elif kind:
-        x_of = given.Given(x, up, act=kind)
+        given = few_floats.Given(x, up, act=kind)
         approximate = {"approximate": "tanh"} if kind == "gelu_tanh" else {}
         ready = getattr(F, kind.partition("_")[0])(ready, **approximate) * up.double()
     y = torch.full((m, rows), torch.nan)
@@ -134,7 +117,7 @@ def test_dense(tmp_path, dtype, rows, cols, m, kind, grid):
     library = simt.build(tmp_path, "dense", "dense_linear", defines, DENSE)
     wide = -(-cols // few_floats.CHUNK) * few_floats.CHUNK
     out = few_floats._out(y, few_floats.Behind(None, bias, residual))
-    it = DenseGiven(weights.data_ptr(), x_of.argument(), out, wide)
+    it = DenseGiven(weights.data_ptr(), few_floats._in(given), out, wide)
     library.launch(ctypes.byref(it), grid, 32 * few_floats.WARPS, few_floats.shared_bytes(m, wide))
     close(y, ready @ weights.double().T + bias.double() + residual.double(), 1e-6)
 
@@ -190,7 +173,8 @@ def check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act,
         told, used = ids.view(-1, 3)[:, :2].contiguous(), 2
         ids[2::3], lut[2] = 2, 2  # what the kernel is to do with what it was not told
         own = [one[2 * tiles :] for one in records]
-    stack = moe.stack_of(records, own, told, lut, product.Rows(x, norm), y, per, used, act, clamp)
+    given = product.Rows(x, norm)
+    stack = moe.stack_of(records, own, told, lut, given, y, per, used, act, clamp)
     it = MoeGiven(stack, tiles, across, moe.warp_room(shape, tiles, across, grid, matrices))
     shared = moe.few_bytes(formats.FORMATS[name], shape, tiles, across, grid, matrices, lut.numel())
     library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, pairs)
@@ -209,9 +193,9 @@ def check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act,
 
 def rounded(x):
     """As the kernel sees it: every 256 columns in 32,512ths of their largest."""
-    blocks = F.pad(x, (0, -x.shape[1] % 256)).unflatten(1, (-1, 256))
+    blocks = x.unflatten(1, (-1, 256))
     steps = blocks.abs().amax(-1, keepdim=True) / 32512
-    return ((blocks / steps).round() * steps).flatten(1)[:, : x.shape[1]]
+    return ((blocks / steps).round() * steps).flatten(1)
 
 
 def activated(gate, up, act, clamp):

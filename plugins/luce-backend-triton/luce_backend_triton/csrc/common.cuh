@@ -21,14 +21,6 @@ struct Out {  // y f32[m][ldy] = sum · scale + bias + residual
   int m, n, ldr, ldy, beside;
 };
 
-// An input that the kernel makes ready itself: x, norm(x) or act(x) · up.
-struct In {
-  const float *x, *up, *weight;
-  int k, ldx;
-  int act;  // 0 none, else as `activated` has it
-  float eps;
-};
-
 // --- pairs of halves in a word
 
 __device__ __forceinline__ u32 sub2(u32 a, u32 b) { u32 r; asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }

@@ -313,19 +313,18 @@ __device__ __forceinline__ void make_ready(u8* to, const float (&v)[8], float sh
 }
 
 // Grid: (blocks, 1, blocks of X_ROWS rows of x). x: [blocks][m][X_BYTES], of 256 columns each, as above, and at X_FACTOR
-// the f32 that x is to be multiplied with. Without it (null), every thread block makes ready `in`, X_ROWS rows of x or norm(x),
-// of which a warp has at most two parts.
+// the f32 that x is to be multiplied with.
 // A thread block takes whole tiles: sums that meet through memory would cost more than an uneven share. Its warps share
 // their units evenly, and sums meet in shared memory: x, rings, then f32[WARPS][room][X_ROWS][16], by warp and its
-// how-manieth tile, then squares f32[parts].
+// how-manieth tile.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
-gemv(const u8* __restrict__ records, const u8* __restrict__ x, In in, Out out, int tiles, int blocks, int room) {
+gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
   const int grid = min(gridDim.x, tiles);
   if (blockIdx.x >= grid) return;
   begin_beside(out.beside);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int first_row = blockIdx.z * X_ROWS, live = X_ROWS == 1 ? 1 : min(out.m - first_row, X_ROWS);
+  const int first_row = blockIdx.z * X_ROWS, live = min(out.m - first_row, X_ROWS);
   const int tile0 = first_unit(blockIdx.x, grid, tiles), num_tiles = first_unit(blockIdx.x + 1, grid, tiles) - tile0;
   const int units = num_tiles * blocks, begin = first_unit(warp, WARPS, units), end = first_unit(warp + 1, WARPS, units);
   u8* ring = shared + X_ROWS * blocks * X_BYTES + warp * STAGES * RECORD;
@@ -343,57 +342,16 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, In in, Out out, i
   };
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) fetch();
-  float v[2][8] = {}, w[2][8] = {};  // of what this warp makes ready: two parts, 256 columns of one row each
-  const int parts = x ? 0 : blocks * X_ROWS;
-  if (parts && in.weight)
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-      const int part = warp + k * WARPS;
-      columns_of(w[k], in.weight, first_column(part / X_ROWS * 256, lane), part < parts ? in.k : 0);
-    }
   wait_for_x(out.beside);
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const int part = warp + k * WARPS;
-    if (part < parts) columns_of(v[k], in.x + (size_t)(part % X_ROWS) * in.ldx, first_column(part / X_ROWS * 256, lane), in.k);
+  for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
+    const int block = i / (live * (X_BYTES / 16)), piece = i % (live * (X_BYTES / 16));
+    copy16(shared + block * X_ROWS * X_BYTES + piece * 16, x + ((size_t)block * out.m + first_row) * X_BYTES + piece * 16);
   }
-  if (x) {
-    for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
-      const int block = i / (live * (X_BYTES / 16)), piece = i % (live * (X_BYTES / 16));
-      copy16(shared + block * X_ROWS * X_BYTES + piece * 16, x + ((size_t)block * out.m + first_row) * X_BYTES + piece * 16);
-    }
-    commit();
-  }
+  commit();
   const int sums = num_tiles * live * 16;  // thread i finishes sum i first: its residual is asked for now
   float residual = 0.f;
   if (threadIdx.x < sums) residual = residual_of(out, (tile0 + threadIdx.x / (16 * live)) * 16 + threadIdx.x % 16, first_row + threadIdx.x / 16 % live);
-  if (x) wait_all();
-  if (parts && in.weight) {
-    float* squares = partial + WARPS * room * (16 * X_ROWS);  // [parts]
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-      float sum = 0.f;
-#pragma unroll
-      for (int j = 0; j < 8; j++) sum += v[k][j] * v[k][j];
-#pragma unroll
-      for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
-      if (lane == 0 && warp + k * WARPS < parts) squares[warp + k * WARPS] = sum;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-      float sum = 0.f;
-      for (int block = 0; block < blocks; block++) sum += squares[block * X_ROWS + (warp + k * WARPS) % X_ROWS];
-      const float inverse = 1.f / sqrtf(sum / (float)in.k + in.eps);
-#pragma unroll
-      for (int j = 0; j < 8; j++) v[k][j] *= inverse * w[k][j];
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const int part = warp + k * WARPS;
-    if (part < parts) make_ready(shared + part * X_BYTES, v[k], 1.f, lane);
-  }
+  wait_all();
   __syncthreads();
   float total[2][X_ROWS] = {};
   const u8* record = ring;
