@@ -27,7 +27,7 @@ FEW, FEW_PROGRAMS, MANY_PROGRAMS = 32, 4, 1
 """Programs a launch should have for each multiprocessor, where the text is long enough to split: for tiles of
 at most FEW rows · heads, and for others, whose partial sums are larger.
 """
-ALONE = 256
+ALONE = 128
 """Places that one program of at most FEW rows · heads takes in turn, rather than another launch its parts."""
 HASTY = 8
 """Warps of such a program where each has a multiprocessor to itself: less for a thread to do in turn."""

@@ -1,4 +1,5 @@
-// y = x · Wᵀ for one to four rows of x and a quantized W, in integers: tensor cores from 8.0 on (IMMA), dp4a before.
+// y = x · Wᵀ for one to four rows of x and a quantized W, in integers: dp4a, and from 8.0 on tensor cores (IMMA) for
+// more than one row, which cost there what one does. One row is quicker by dp4a (LOG.md 2026-11-30).
 //
 // Weights lie as in mma.cu, and lane (g, t) has the same ones. x is two signed bytes, 256 · high + low, with one factor
 // per 256 columns: a rounding of 1/65024 of their largest. So products and sums are exact, over all 256 columns where a
@@ -18,7 +19,7 @@
 #define INTEGER (SCALES == 2 || SCALES == 3 || SCALES == 4)
 
 #ifndef IMMA
-#define IMMA (__CUDA_ARCH__ >= 800)
+#define IMMA (__CUDA_ARCH__ >= 800 && X_ROWS > 1)
 #endif
 
 #if IMMA
