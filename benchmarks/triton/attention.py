@@ -1,16 +1,18 @@
-"""Op `attention` on one CUDA device: decode, tree verify and prefill, after a check.
+"""Op `attention` on one CUDA device: decode, tree verify, prefill and ragged batches, after a check.
 
     python benchmarks/triton/attention.py [--model 27B] [--type f16] [--quick]
 
 Every case is compared with the reference op first (pages f16, sums f32). Decode and verify are timed as a
 replayed graph over as many layers as the model has, each with its own pages, so that no page is found in
 the L2 cache; a graph captures only what never waits for the host. Floors: bytes of K and V over the read
-ceiling, or floating-point operations over what a large bf16 product reaches.
+ceiling, or floating-point operations over what a large bf16 product reaches. Ragged: one long text among
+short ones, beside the same number that are all as long, which is what filling up would cost.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import torch
 from attrs import evolve, frozen
@@ -55,18 +57,22 @@ def spec_of(model: Model, window: int | None = None) -> AttentionSpec:
     )  # fmt: skip
 
 
+RAGGED = (("128K and 7 of 8K", (131072, *[8192] * 7)), ("4K and 7 of 256", (4096, *[256] * 7)))
+"""Committed tokens of the sequences."""
+
+
 class Case:
-    """Sequences of `depth` committed tokens and some rows each."""
+    """Sequences of so many committed tokens, and some rows each."""
 
     def __init__(
-        self, model: Model, phase: str, seqs: int, rows: int, depth: int, dtype: torch.dtype, layers: int
+        self, model: Model, phase: str, depths: Sequence[int], rows: int, dtype: torch.dtype, layers: int
     ):
-        self.model, self.rows, self.depth, self.seqs, self.phase = model, rows, depth, seqs, phase
-        each = -(-(depth + rows) // BLOCK)
-        order = torch.randperm(seqs * each).tolist()
-        sets = []
-        for s in range(seqs):
-            table = SeqTable(tuple(order[s * each : (s + 1) * each]), tuple(range(0, each * BLOCK, BLOCK)))
+        blocks = [-(-(depth + rows) // BLOCK) for depth in depths]
+        order = torch.randperm(sum(blocks)).tolist()
+        sets, at = [], 0
+        for s, (depth, each) in enumerate(zip(depths, blocks, strict=True)):
+            table = SeqTable(tuple(order[at : at + each]), tuple(range(0, each * BLOCK, BLOCK)))
+            at += each
             tree = (
                 None
                 if phase == "prefill" or rows == 1
@@ -74,12 +80,12 @@ class Case:
             )
             sets.append(RowSet(s, depth, [1] * rows, {"full": table}, parents=tree))
         self.batch = make_batch(phase, sets, device="cuda:0")
-        shape = (seqs * each, BLOCK, model.kv_heads, model.dim)
+        shape = (sum(blocks), BLOCK, model.kv_heads, model.dim)
         self.regions = []
         for _ in range(layers):
             fields = {name: torch.randn(*shape, device=DEVICE, dtype=dtype) for name in ("k", "v")}
             self.regions.append(Region("r", "full", fields, BLOCK))
-        total = seqs * rows
+        total = len(depths) * rows
         widths = (model.heads * model.dim, model.kv_heads * model.dim, model.kv_heads * model.dim)
         self.q, self.k, self.v = (torch.randn(total, width, device=DEVICE) for width in widths)
         self.gate = torch.randn(total, widths[0], device=DEVICE) if model.gated else None
@@ -126,7 +132,7 @@ def measure(kept: record.Record, given: argparse.Namespace, model: Model, dtype:
         (16, 1, 4096), (4, 8, 4096),
     ]  # fmt: skip
     for seqs, rows, depth in held[:5:2] if given.quick else held:
-        case = Case(model, "held", seqs, rows, depth, dtype, model.layers)
+        case = Case(model, "held", [depth] * seqs, rows, dtype, model.layers)
         error = case.error(spec)
         assert error < 2e-2, error
         took = graph_s(lambda case=case: case.run(spec)) / model.layers
@@ -139,8 +145,24 @@ def measure(kept: record.Record, given: argparse.Namespace, model: Model, dtype:
             f"held {seqs}x{rows}", context=depth, batch=seqs, rows=rows, seconds_per_layer=took, error=error,
             bytes_s=moved / took, ceiling_bytes_s=ceiling,
         )  # fmt: skip
+    for name, depths in () if given.quick else RAGGED:
+        took, layers = [], 1 if max(depths) > 1 << 16 else model.layers
+        for lengths in (depths, [max(depths)] * len(depths)):
+            case = Case(model, "held", lengths, 1, dtype, layers)
+            if lengths is depths:
+                error = case.error(spec)
+                assert error < 2e-2, error
+            took.append(graph_s(lambda case=case: case.run(spec)) / layers)
+            del case
+        moved = 2 * (sum(depths) + len(depths)) * model.kv_heads * model.dim * dtype.itemsize
+        kept.say(
+            f"ragged, {name}: {took[0] * 1e6:.1f} us a layer, {moved / took[0] / 1e9:.0f} GB/s; all as long "
+            f"{took[1] * 1e6:.1f} us, {took[1] / took[0]:.2f} times; error {error:.1e}",
+            f"ragged {name}", context=max(depths), batch=len(depths), depths=list(depths), error=error,
+            seconds_per_layer=took[0], seconds_filled_up=took[1], bytes_s=moved / took[0],
+        )  # fmt: skip
     for rows, depth, window in ((2048, 0, None), (2048, 4096, None), (512, 8192, None), (2048, 4096, 1024)):
-        case = Case(model, "prefill", 1, rows, depth, dtype, 1)
+        case = Case(model, "prefill", [depth], rows, dtype, 1)
         narrow = spec_of(model, window)
         error = case.error(narrow)
         assert error < 2e-2, error
