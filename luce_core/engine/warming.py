@@ -52,8 +52,8 @@ def _rounds(engine: LuceEngine) -> Iterator[Sequence[int]]:
     if longest < 1:
         return
     yield [min(engine.row_budget + SHORT, longest)]  # a whole chunk, and what is left
-    for rows in ROW_BUCKETS:  # all of a prompt but its last token
-        if rows < min(engine.row_budget, longest):
+    for rows in ROW_BUCKETS:  # all of a prompt but its last token; sizes between wait for their second prompt
+        if rows < min(engine.row_budget, longest) and rows & (rows - 1) == 0:
             yield [rows + 1]
     count = 1
     while count <= min(engine.slots, MOST_TOGETHER):

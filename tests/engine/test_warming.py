@@ -44,17 +44,18 @@ def rig(toy):
 
 def test_steps_of_every_number_of_sequences_and_a_whole_chunk_were_run(rig):
     executor = Watching()
-    made, _ = rig(executor, chunk=64, max_sequences=3)
+    made, _ = rig(executor, chunk=128, context=256, max_sequences=3)
     done = []
     warm(made.engine, lambda *at: done.append(at))
     held = [counts for program, counts in executor.seen if program == "verify"]
     assert {len(counts) for counts in held} == {1, 2, 3}
     assert all(held.count((1,) * count) >= 4 for count in (1, 2, 3)), "captured in the second, of each kind"
     prompts = [counts for program, counts in executor.seen if program == "prefill"]
-    assert {(64,), (31, 31)} <= set(prompts)
-    assert all(prompts.count((rows,)) == 2 for rows in (16, 32)), "sizes of chunks, the second captured"
+    assert {(128,), (63, 63)} <= set(prompts)
+    assert all(prompts.count((rows,)) == 2 for rows in (16, 32, 64)), "sizes of chunks, the second captured"
+    assert (96,) not in prompts, "sizes between the powers of two"
     assert {len(counts) for counts in prompts} == {1, 2, 3}
-    assert done == [(place, 7) for place in range(7)]
+    assert done == [(place, 8) for place in range(8)]
 
 
 def test_nothing_of_it_stays(rig):
