@@ -33,6 +33,11 @@ class Ability:
     forced: bool = field(default=False, eq=False)
 
     @property
+    def atomics(self) -> bool:
+        """Whether Triton's atomic additions compile: they name an order of memory."""
+        return self.capability >= (7, 0)
+
+    @property
     def mma(self) -> bool:
         """Whether csrc/mma.cu runs: tensor cores that take 16 × 8 × 8 halves."""
         return self.capability >= (7, 5)

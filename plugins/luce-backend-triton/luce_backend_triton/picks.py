@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from luce_backend_triton import capability
 from luce_backend_triton import pick_kernels as kernels
 from luce_backend_triton.nucleus import Search, find_cuts
 from luce_backend_triton.product import overlaps
@@ -30,7 +31,7 @@ MOST_PARTS = 256
 HERE = frozenset({"bias", "penalty", "min_tokens", "noise"})
 """Of what is done before the filters."""
 CUTS = frozenset({"top_k", "top_p"})
-"""Filters whose cut is searched for."""
+"""Filters whose cut is searched for, where there are atomic additions."""
 
 
 def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
@@ -58,11 +59,16 @@ def _told(x: Tensor) -> dict[str, bool]:
     return {"OVERLAP": overlap, "launch_pdl": overlap}
 
 
+def _ordered(params: StepParams) -> frozenset[str]:
+    """Filters of the step that put candidates in order."""
+    searched = CUTS if capability.on(torch.device(params.table.device)).atomics else frozenset()
+    return params.flags & (FILTERS - searched)
+
+
 def _takes(params: StepParams) -> bool:
     """Whether what is left waits for nothing, and puts no more than the best few candidates in order."""
-    flags = params.flags
-    few = not flags & FILTERS - CUTS or not flags & {"wide", "typical"}
-    return few and not flags & HOST_FLAGS
+    few = not _ordered(params) or not params.flags & {"wide", "typical"}
+    return few and not params.flags & HOST_FLAGS
 
 
 @stays_on_device(_takes)
@@ -71,7 +77,7 @@ def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Ten
     min-p leave. Their cut is searched for, not sorted for.
     """
     rows, vocab = logits.shape
-    if params.flags & FILTERS - CUTS or not logits.is_contiguous() or not rows:
+    if _ordered(params) or not logits.is_contiguous() or not rows:
         return sampling.sample(ops, logits, b, params)
     table, device, flags = params.table, logits.device, params.flags
     noise = "noise" in flags

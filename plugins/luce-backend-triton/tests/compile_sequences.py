@@ -180,10 +180,11 @@ def variants(target, dim, pairs):
     first = {"BIAS": True, "PENALTY": True, "MIN_TOKENS": True, "NOISE": True, "STEP": 1024, **overlap}
     yield pick_kernels.process, first, numbers, {"enable_fp_fusion": False}
     yield pick_kernels.top_of_part, {"CUT": True, "STEP": 1024, **overlap}, numbers, {}
-    for done in range(2):
+    for done in range(2) if ability_of(target).atomics else ():
         passed = {"DONE": done, "STEP": 512, "P": 256, **overlap}
         yield nucleus_kernels.add_masses, passed, numbers, {"num_warps": 8}
-    yield nucleus_kernels.list_range, {"STEP": 512, "P": 256, **overlap}, numbers, {}
+    if ability_of(target).atomics:
+        yield nucleus_kernels.list_range, {"STEP": 512, "P": 256, **overlap}, numbers, {}
     yield nucleus_kernels.find_cut, {"C": 2048, "P": 256, **overlap}, numbers, {"num_warps": 8}
     kept = {"NOISE": True, "MIN_P": True, "CUT": True, "STEP": 1024, "P": 256, **overlap}
     yield pick_kernels.best_of_part, kept, numbers, {}

@@ -44,20 +44,21 @@ def card(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("number", "mma", "matrix", "bf16", "overlap"),
+    ("number", "abilities"),
     [
-        ((6, 1), False, False, False, False),
-        ((7, 0), False, False, False, False),
-        ((7, 5), True, False, False, False),
-        ((8, 0), True, True, True, False),
-        ((8, 9), True, True, True, False),
-        ((9, 0), True, True, True, True),
-        ((12, 1), True, True, True, True),
+        ((6, 1), set()),
+        ((7, 0), {"atomics"}),
+        ((7, 5), {"atomics", "mma"}),
+        ((8, 0), {"atomics", "mma", "matrix", "bf16"}),
+        ((8, 9), {"atomics", "mma", "matrix", "bf16"}),
+        ((9, 0), {"atomics", "mma", "matrix", "bf16", "overlap"}),
+        ((12, 1), {"atomics", "mma", "matrix", "bf16", "overlap"}),
     ],
 )
-def test_abilities(number, mma, matrix, bf16, overlap):
+def test_abilities(number, abilities):
     ability = Ability(number)
-    assert (ability.mma, ability.matrix, ability.bf16, ability.overlap) == (mma, matrix, bf16, overlap)
+    every = ("atomics", "mma", "matrix", "bf16", "overlap")
+    assert {name for name in every if getattr(ability, name)} == abilities
     features = frozenset({"cuda", "gpu", f"sm_{number[0]}{number[1]}"})
     assert capability.of_features(features) == ability
 

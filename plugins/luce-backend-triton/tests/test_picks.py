@@ -8,6 +8,7 @@ import pytest
 import torch
 from attrs import evolve
 from luce_backend_triton import nucleus, picks
+from luce_backend_triton.capability import Ability
 
 from luce_core.contracts import SamplingParams
 from luce_core.model.batch import RowSet, make_batch
@@ -329,3 +330,17 @@ def test_texts_end_on_the_device_as_in_the_reference(device, slots):
         assert states[0] == states[1]
         token = torch.full_like(slot, AHEAD)
     assert states[0][2][0] == AHEAD
+
+
+def test_a_card_without_atomic_additions_puts_candidates_in_order(device, monkeypatch):
+    """So such a step leaves the graph, and takes the reference's way; one without a cut does not."""
+    params = [SamplingParams(temperature=0.9, top_p=0.8, top_k=0, seed=n) for n in range(SLOTS)]
+    b, step = batch(device), table(device, *params).step(range(SLOTS))
+    warm = table(device, *WARM).step(range(SLOTS))
+    assert picks._takes(step)
+    monkeypatch.setattr(picks.capability, "on", lambda device: Ability((6, 1)))
+    monkeypatch.setattr(picks, "find_cuts", None)
+    assert not picks._takes(step)
+    assert picks._takes(warm)
+    want = sampling.sample(None, logits(device), b, step)
+    assert picks.sample(None, logits(device), b, step).equal(want)
