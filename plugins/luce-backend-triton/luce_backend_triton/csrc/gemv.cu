@@ -313,6 +313,20 @@ __device__ __forceinline__ void make_ready(u8* to, const float (&v)[8], float sh
   if (lane == 0) *(float*)(to + X_FACTOR) = top / 32512.f * share;
 }
 
+// The sums of a warp over one tile go to where they meet those of others; it begins anew.
+__device__ __forceinline__ void leave(float (&total)[2][X_ROWS], float* mine, int lane) {
+#pragma unroll
+  for (int j = 0; j < 2; j++)
+#pragma unroll
+    for (int n = 0; n < X_ROWS; n++) {
+      float v = total[j][n];
+      v += __shfl_xor_sync(~0u, v, 1);
+      v += __shfl_xor_sync(~0u, v, 2);
+      if ((lane & 3) == 0) mine[n * 16 + 8 * j] = v;
+      total[j][n] = 0.f;
+    }
+}
+
 // Grid: (blocks, 1, blocks of X_ROWS rows of x). x: [blocks][m][X_BYTES], of 256 columns each, as above, and at X_FACTOR
 // the f32 that x is to be multiplied with.
 // A thread block takes whole tiles: sums that meet through memory would cost more than an uneven share. Its warps share
@@ -366,16 +380,7 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
     record = record == ring + (STAGES - 1) * RECORD ? ring : record + RECORD;
     if (++block == blocks || i == end - 1) {
       block = 0;
-#pragma unroll
-      for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int n = 0; n < X_ROWS; n++) {
-          float v = total[j][n];
-          v += __shfl_xor_sync(~0u, v, 1);
-          v += __shfl_xor_sync(~0u, v, 2);
-          if ((lane & 3) == 0) mine[n * 16 + 8 * j] = v;
-          total[j][n] = 0.f;
-        }
+      leave(total, mine, lane);
       mine += 16 * X_ROWS;
     }
   }

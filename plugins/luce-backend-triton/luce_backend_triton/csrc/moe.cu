@@ -157,16 +157,7 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
     fetch();
     if (++block == blocks || i == end - 1) {
       block = 0;
-#pragma unroll
-      for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int n = 0; n < X_ROWS; n++) {
-          float v = total[j][n];
-          v += __shfl_xor_sync(~0u, v, 1);
-          v += __shfl_xor_sync(~0u, v, 2);
-          if ((lane & 3) == 0) mine[n * 16 + 8 * j] = v;
-          total[j][n] = 0.f;
-        }
+      leave(total, mine, lane);
       mine += 16 * X_ROWS;
     }
   }
