@@ -303,11 +303,12 @@ def _row_arguments(
 
 def make_rows(
     b: ForwardBatch, q: Tensor, k: Tensor | None, v: Tensor | None, region: Region, spec: AttentionSpec,
-    heads_each: int | None = None,
+    heads_each: int | None = None, joins: bool = True,
 ) -> Tensor:  # fmt: skip
     """The query, turned as keys are, [T, H, D] of the type it meets them in; k and v go to their entries.
 
-    heads_each: heads of a program; None: more where there are many rows.
+    heads_each: heads of a program; None: more where there are many rows. joins: whether a product and the
+    sum it goes into may be one instruction, with one rounding.
     """
     rows, heads, kv_heads, dim = q.shape[0], spec.heads, spec.kv_heads, spec.head_dim
     query = torch.empty(rows, heads, dim, dtype=_compute_type(region), device=q.device)
@@ -321,7 +322,7 @@ def make_rows(
     row_kernels.make_rows[(rows, groups)](
         turned_q=query, seq=b.seq, query_start=b.query_start, num_seqs=b.slot.shape[0],
         DP=triton.next_power_of_2(max(dim, spec.value_dim)), HB=per, HELD=b.phase == "held",
-        num_warps=4 if per > 1 else 1, **given,
+        num_warps=4 if per > 1 else 1, enable_fp_fusion=joins, **given,
     )  # fmt: skip
     return query
 

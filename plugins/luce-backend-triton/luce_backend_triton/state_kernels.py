@@ -11,6 +11,12 @@ from luce_backend_triton.row_kernels import column_of
 from luce_backend_triton.waiting import wait_for_previous, wait_only
 
 
+@triton.jit
+def stepped(memory, kept, k, u):
+    """kept · M + k uᵀ, M [Dk, Dv], rounded alike wherever it is compiled."""
+    return tl.fma(memory, kept + tl.zeros_like(memory), k[:, None] * u[None, :])
+
+
 @triton.jit(do_not_specialize=["path_stride"])
 def fold(
     state, log_k, log_u, log_g, states, logs_k, logs_u, logs_g, slots, path, count, path_stride, most,
@@ -43,9 +49,9 @@ def fold(
         u = tl.load(log_u + (row * VH + h) * DV + v, mask=v < DV, other=0.0)
         if KDA:
             g = tl.load(log_g + (row * VH + h) * DK + c, mask=c < DK, other=0.0)
-            memory = memory * tl.exp(g)[:, None] + k[:, None] * u[None, :]
+            memory = stepped(memory, tl.exp(g)[:, None], k, u)
         else:
-            memory = memory * tl.exp(tl.load(log_g + row * VH + h)) + k[:, None] * u[None, :]
+            memory = stepped(memory, tl.exp(tl.load(log_g + row * VH + h)), k, u)
     tl.store(at, memory, mask=inside)
 
 

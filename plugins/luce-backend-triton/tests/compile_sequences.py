@@ -46,7 +46,7 @@ PLAIN = (
     "ldq", "hdq", "ldg", "hdg", "ldk", "ldv", "axis_stride", "row_stride", "table_stride", "num_rows",
     "num_seqs", "words", "splits",
     "ldqkv", "ldz", "ldbeta", "lddecay", "most", "ldx", "ldr", "width", "path_stride", "n",
-    "blocks", "per", "tiles", "weight_stride", "wide", "m", "ldy",
+    "blocks", "per", "tiles", "weight_stride", "wide", "m", "ldy", "held",
 )  # fmt: skip
 
 
@@ -103,9 +103,10 @@ def variants(target, dim, pairs):
     ends = {"H": 6, "STEP": 16, "SINKS": True, "GATE": 2, "PER_HEAD": True}
     yield attention_kernels.join, {**ends, "DV": dim, "DVB": 32, "VT": 0, **overlap}, {}, {}
     alike = {**heads, **all_of, "M": 32, "N": 32, "PART": 512, "SB": 4, **overlap}
-    yield invariant_attention.attend_parts, {**alike, "RT": 1}, asked, {"num_stages": 2}
+    apart = {"num_stages": 2, "enable_fp_fusion": False}
+    yield invariant_attention.attend_parts, {**alike, "RT": 1}, asked, apart
     chunk_of = {**alike, "RT": 10, "HELD": False, "SPAN": True}
-    yield invariant_attention.attend_parts, chunk_of, asked, {"num_stages": 2}
+    yield invariant_attention.attend_parts, chunk_of, asked, apart
     whole = {"H": 6, "DV": dim, "DVP": dim, "HP": 1, "SINKS": True, "GATE": 2, "PER_HEAD": True}
     yield invariant_attention.join_parts, {**whole, "VT": 0, **overlap}, {}, {"num_warps": 1}
     for k_codec, v_codec in pairs:
@@ -131,7 +132,7 @@ def variants(target, dim, pairs):
             turned = {**whole, "DV": wide, "DVP": wide, "VT": codes["VT"]}
             yield invariant_attention.join_parts, {**turned, **overlap}, {}, {"num_warps": 1}
         row = {**alike, **codes, "DVP": wide, "RT": 1}
-        yield invariant_attention.attend_parts, row, kept, {"num_stages": 2}
+        yield invariant_attention.attend_parts, row, kept, apart
     dims = {"KH": 2, "VH": 4, "DK": dim, "DV": dim}
     taps = {**dims, "DKP": dim, "DVP": dim, "KERNEL": 4}
     pointer = {"window": "*fp32"}
@@ -142,9 +143,8 @@ def variants(target, dim, pairs):
         yield delta_kernels.held_tree, {**tree, "R": r, "ABOVE": above, **overlap}, {}, {}
     turn = {**taps, "R": 4, "ABOVE": 0, "KDA": True}
     yield delta_kernels.held_in_turn, {**turn, **overlap}, pointer, {"num_warps": 8}
-    held, prompt = {"HELD": True, "KDA": False, **overlap}, {"HELD": False, "KDA": True, "OVERLAP": False}
-    yield invariant_delta.in_turn, {**taps, **held}, pointer, {"num_warps": 8}
-    yield invariant_delta.in_turn, {**taps, **prompt}, pointer, {"num_warps": 8}
+    for kda in (False, True):
+        yield invariant_delta.in_turn, {**taps, "KDA": kda, **overlap}, pointer, {"num_warps": 8}
     yield delta_kernels.norm_heads, {"VH": 4, "DV": dim, "DVP": dim, "RT": 4, **overlap}, {}, {}
     fold = {**dims, "DKP": dim, "DVB": 32, "KDA": False, **overlap}
     yield state_kernels.fold, fold, {}, {}

@@ -168,6 +168,40 @@ def test_attention_of_held_rows_has_the_bits_of_the_prompt(text):
     assert torch.equal(alone, whole[10:11])
 
 
+@pytest.fixture
+def compiled(monkeypatch):
+    """Kernel -> what it was compiled for, by launch: constants and options by name."""
+    found, kind = {}, type(state.kernels.fold)
+    run = kind.run
+
+    def noted(kernel, *args, **told):
+        options = {n: value for n, value in told.items() if n.isupper() or n == "enable_fp_fusion"}
+        found.setdefault(kernel.fn.__name__, []).append(options)
+        return run(kernel, *args, **told)
+
+    monkeypatch.setattr(kind, "run", noted)
+    return found
+
+
+def rounds_alike(launches):
+    """Where one kernel is compiled more than once, the compiler may not choose which products it rounds: in
+    a · b + c · d it may join the sum to either.
+    """
+    return all(one == launches[0] for one in launches) or not any(
+        one.get("enable_fp_fusion", True) for one in launches
+    )
+
+
+def test_attention_compiled_for_prompts_rounds_as_for_held_rows(text, compiled):
+    mine = text.pages.table(80)
+    text.run("prefill", rows_of(mine, 0, 60, 15), texts=[range(60, 75)])
+    text.run("held", rows_of(mine, 0, 67, 8), rows_of(text.pages.table(9), 1, 0, 1), texts=[range(8), [8]])
+    assert {"make_rows", "attend_parts", "join_parts"} <= set(compiled)
+    assert not all(one == compiled["attend_parts"][0] for one in compiled["attend_parts"])
+    for name, launches in compiled.items():
+        assert rounds_alike(launches), name
+
+
 def test_attention_of_a_tree_has_the_bits_of_its_paths(text):
     mine, other = text.pages.table(80), text.pages.table(150)
     tree = rows_of(mine, 0, 62, 6, parents=TREE)
@@ -246,6 +280,14 @@ def test_delta_of_a_tree_has_the_bits_of_its_paths_decoded_alone(states):
     _, (prompt,) = run_delta(w, "prefill", (1, 9, 4), texts=[PATH])
     assert torch.equal(prompt, among[PATH])
     assert torch.equal(state_of(w, 1), at_once)
+
+
+def test_delta_is_compiled_once_for_prompts_and_held_rows(states, compiled):
+    run_delta(states, "prefill", (1, 0, 9), texts=[range(9)])
+    run_delta(states, "held", (2, 4, 3), (1, 9, 1), texts=[range(3), range(1)])
+    assert len(compiled["in_turn"]) == 2
+    for name, launches in compiled.items():
+        assert rounds_alike(launches), name
 
 
 # --- mixtures

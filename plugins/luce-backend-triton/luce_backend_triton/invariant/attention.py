@@ -46,7 +46,7 @@ def attention(
     if not plain.reads(region, extra, spec):
         return reference.attention(ops, b, q, k, v, region, spec, gate, extra)
     plain.check_given(k, v, region, spec, gate)
-    query = plain.make_rows(b, q, k, v, region, spec, heads_each=8 if INTERPRETED else 1)
+    query = plain.make_rows(b, q, k, v, region, spec, heads_each=8 if INTERPRETED else 1, joins=False)
     return _attend(b, query, region, spec, gate)
 
 
@@ -92,13 +92,13 @@ def _attend(
         HK=kv_heads, D=spec.head_dim, DP=wide[0], DVP=wide[1], M=m, N=places, PART=PART, RT=each,
         SB=triton.next_power_of_2(seqs), BLOCK=block, HELD=held, WINDOW=spec.window is not None,
         CAP=spec.softcap != 0.0, SPAN=span is not None, **ends, **codings, num_warps=warps, num_stages=stages,
-        OVERLAP=overlap, launch_pdl=overlap,
+        OVERLAP=overlap, launch_pdl=overlap, enable_fp_fusion=False,
     )  # fmt: skip
     if held:
         per = min(32, triton.next_power_of_2(heads)) if INTERPRETED else 1
         kernels.join_parts[(rows, -(-heads // per))](
             parts, peaks, out, given, sinks, rows, splits, *apart, HP=per, DVP=wide[1], **ends,
-            VT=codings["VT"], num_warps=1, OVERLAP=overlap, launch_pdl=overlap,
+            VT=codings["VT"], num_warps=1, OVERLAP=overlap, launch_pdl=overlap, enable_fp_fusion=False,
         )  # fmt: skip
     return out
 

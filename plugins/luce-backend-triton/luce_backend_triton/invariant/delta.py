@@ -56,15 +56,14 @@ def delta(
     if not rows:
         return out
     (log_x,), log, kernel = conv.log.values(), state.log, spec.conv.shape[1]
-    overlap = held and overlaps(qkv.device)  # prompts write what others read in front of their wait
+    overlap = overlaps(qkv.device)
     kernels.in_turn[(spec.value_heads, rows if held else seqs)](
         qkv, z, beta, decay, out, conv.state, spec.conv, state.state, log_x, log["k"], log["u"], log["g"],
         spec.norm.weight, spec.a, spec.dt_bias, b.parent, b.seq, b.query_start, b.slot, seqs, qkv.stride(0),
         z.stride(0), beta.stride(0), decay.stride(0), log_x.shape[1], spec.lower, spec.eps, spec.norm.eps,
-        spec.key_dim**-0.5, KH=spec.key_heads, VH=spec.value_heads, DK=spec.key_dim, DV=spec.value_dim,
-        DKP=padded(spec.key_dim), DVP=padded(spec.value_dim),
-        KERNEL=kernel, HELD=held, KDA=spec.kind == "kda", num_warps=WARPS, OVERLAP=overlap,
-        launch_pdl=overlap,
+        spec.key_dim**-0.5, int(held), KH=spec.key_heads, VH=spec.value_heads, DK=spec.key_dim,
+        DV=spec.value_dim, DKP=padded(spec.key_dim), DVP=padded(spec.value_dim), KERNEL=kernel, KDA=spec.kind == "kda", num_warps=WARPS, OVERLAP=overlap,
+        launch_pdl=overlap and held,
     )  # fmt: skip
     if not held:
         channels = conv.state.shape[2]

@@ -3,7 +3,9 @@
 """Triton kernel of Gated DeltaNet and Kimi Delta Attention, row after row, all f32.
 
 Chunks would sum by where a chunk begins, trees by their width. Here the state is brought to each row by the
-step `state_kernels.fold` takes, so a row above another counts as if it had been committed.
+step `state_kernels.fold` takes, so a row above another counts as if it had been committed. Held rows and
+prompts are one machine code: compiled for each, additions would join other products (see
+`invariant.attention_kernels`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import triton
 import triton.language as tl
 
 from luce_backend_triton.delta_kernels import log_decay, sigmoid, silu
-from luce_backend_triton.waiting import wait_for_previous
+from luce_backend_triton.state_kernels import stepped
+from luce_backend_triton.waiting import wait_only
 
 
 @triton.jit
@@ -26,18 +29,16 @@ def row_above(parent, row, steps):
 
 @triton.jit
 def convolved(
-    x, window, taps, parent, row, depth, channel, inside, ldx, C: tl.constexpr, KERNEL: tl.constexpr,
-    HELD: tl.constexpr,
+    x, window, taps, parent, row, depth, channel, inside, ldx, held, C: tl.constexpr, KERNEL: tl.constexpr
 ):  # fmt: skip
     """(SiLU of the convolution, the row itself) of the depth-th row behind the state; x: the sequence's."""
     own = tl.load(x + row.to(tl.int64) * ldx + channel, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros_like(own)
     for n in tl.static_range(KERNEL - 1):
         behind = depth >= KERNEL - 1 - n
-        if HELD:
+        source = row - (KERNEL - 1 - n)
+        if held != 0:
             source = row_above(parent, row, KERNEL - 1 - n)
-        else:
-            source = row - (KERNEL - 1 - n)
         source = tl.maximum(source, 0).to(tl.int64)
         kept = tl.minimum(depth + n, KERNEL - 2)  # of the window, where the row lies before the first
         given = tl.load(x + source * ldx + channel, mask=inside & behind, other=0.0).to(tl.float32)
@@ -48,22 +49,23 @@ def convolved(
     return silu(own * tap + total), own
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "most", "held"])
 def in_turn(
     qkv, z, beta, decay, out, conv, taps, state, log_x, log_k, log_u, log_g, norm, a, dt, parent, seq,
-    query_start, slots, num_seqs, ldqkv, ldz, ldbeta, lddecay, most, lower, unit_eps, norm_eps, q_scale,
+    query_start, slots, num_seqs, ldqkv, ldz, ldbeta, lddecay, most, lower, unit_eps, norm_eps, q_scale, held,
     KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,
-    DVP: tl.constexpr, KERNEL: tl.constexpr, HELD: tl.constexpr, KDA: tl.constexpr, OVERLAP: tl.constexpr,
+    DVP: tl.constexpr, KERNEL: tl.constexpr, KDA: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One value head. HELD: of one row, through the rows above it; its log. Prompts: of all rows of a
+    """One value head. held: of one row, through the rows above it; its log. Prompts: of all rows of a
     sequence, and the state behind them.
 
     Grid (value heads, rows; prompts: sequences).
     """
-    wait_for_previous(OVERLAP)
+    wait_only(OVERLAP)
     h = tl.program_id(0)
     last = tl.program_id(1) * 0
-    if HELD:
+    s = tl.program_id(1)
+    if held != 0:
         if tl.program_id(1) >= tl.load(query_start + num_seqs):
             return
         s = tl.load(seq + tl.program_id(1))
@@ -75,7 +77,6 @@ def in_turn(
             steps += 1
             above = tl.load(parent + above)
     else:
-        s = tl.program_id(1)
         start = tl.load(query_start + s)
         steps = tl.load(query_start + s + 1) - start
         if steps <= 0:
@@ -92,14 +93,13 @@ def in_turn(
     at_q, at_k, at_v = kh * DK + c, (KH + kh) * DK + c, 2 * KH * DK + h * DV + v
     weight, rate = tl.load(norm + v, mask=in_v, other=0.0), tl.load(a + h)
     for depth in range(steps):
-        if HELD:
+        row = depth * 1
+        if held != 0:
             row = row_above(parent, last, steps - 1 - depth)
-        else:
-            row = depth
         place = (start + row).to(tl.int64)
-        q, own_q = convolved(x, window, taps, parent, row, depth, at_q, in_k, ldqkv, C, KERNEL, HELD)
-        k, own_k = convolved(x, window, taps, parent, row, depth, at_k, in_k, ldqkv, C, KERNEL, HELD)
-        value, own_v = convolved(x, window, taps, parent, row, depth, at_v, in_v, ldqkv, C, KERNEL, HELD)
+        q, own_q = convolved(x, window, taps, parent, row, depth, at_q, in_k, ldqkv, held, C, KERNEL)
+        k, own_k = convolved(x, window, taps, parent, row, depth, at_k, in_k, ldqkv, held, C, KERNEL)
+        value, own_v = convolved(x, window, taps, parent, row, depth, at_v, in_v, ldqkv, held, C, KERNEL)
         q = q * (1 / tl.sqrt(tl.sum(q * q, 0) + unit_eps)) * q_scale
         k = k * (1 / tl.sqrt(tl.sum(k * k, 0) + unit_eps))
         step = sigmoid(tl.load(beta + place * ldbeta + h).to(tl.float32))
@@ -108,13 +108,13 @@ def in_turn(
             raw += tl.load(dt + h * DK + c, mask=in_k, other=0.0)
             g = tl.where(in_k, log_decay(raw, rate, lower, True), 0.0)
             u = step * (value - tl.sum(memory * (tl.exp(g) * k)[:, None], 0))
-            memory = memory * tl.exp(g)[:, None] + k[:, None] * u[None, :]
+            memory = stepped(memory, tl.exp(g)[:, None], k, u)
         else:
             raw = tl.load(decay + place * lddecay + h).to(tl.float32) + tl.load(dt + h)
             g = log_decay(raw, rate, lower, False)
             u = step * (value - tl.sum(memory * k[:, None], 0) * tl.exp(g))
-            memory = memory * tl.exp(g) + k[:, None] * u[None, :]
-        if (not HELD) or (depth == steps - 1):
+            memory = stepped(memory, tl.exp(g), k, u)
+        if (held == 0) | (depth == steps - 1):
             y = tl.sum(memory * q[:, None], 0)
             gate = tl.load(z + place * ldz + h * DV + v, mask=in_v, other=0.0).to(tl.float32)
             y = y * (1 / tl.sqrt(tl.sum(y * y, 0) / DV + norm_eps)) * weight
@@ -123,7 +123,7 @@ def in_turn(
             else:
                 y = y * silu(gate)
             tl.store(out + (place * VH + h) * DV + v, y, mask=in_v)
-        if HELD and (depth == steps - 1):
+        if (held != 0) & (depth == steps - 1):
             logged = slot * most + row
             tl.store(log_u + (logged * VH + h) * DV + v, u, mask=in_v)
             if KDA:
@@ -135,5 +135,5 @@ def in_turn(
             tl.store(log_x + logged * C + at_q, own_q, mask=first)
             tl.store(log_x + logged * C + at_k, own_k, mask=first)
             tl.store(log_k + (logged * KH + kh) * DK + c, k, mask=first)
-    if not HELD:
+    if held == 0:
         tl.store(to_m, memory, mask=both)
