@@ -6,8 +6,8 @@ A softmax is that of parts of PART tokens, each summed N tokens at a time from a
 parts meet, one after another. What a row does not see is an exact zero in these sums. The rows above a held
 row count as the tokens behind the committed text, whichever entries they lie in: so a row of a tree is
 summed as the same row decoded alone. Held rows and prompts are compiled each by themselves, with
-`enable_fp_fusion` off: of a · b + c · d the compiler would join the sum to either product, and round the other.
-KC to VS: see `luce_backend_triton.attention_kernels`.
+`enable_fp_fusion` off: of a · b + c · d the compiler would join the sum to either product, and round the
+other. KC to VS: see `luce_backend_triton.attention_kernels`.
 """
 
 from __future__ import annotations

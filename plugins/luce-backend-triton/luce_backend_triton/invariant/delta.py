@@ -62,7 +62,8 @@ def delta(
         spec.norm.weight, spec.a, spec.dt_bias, b.parent, b.seq, b.query_start, b.slot, seqs, qkv.stride(0),
         z.stride(0), beta.stride(0), decay.stride(0), log_x.shape[1], spec.lower, spec.eps, spec.norm.eps,
         spec.key_dim**-0.5, int(held), KH=spec.key_heads, VH=spec.value_heads, DK=spec.key_dim,
-        DV=spec.value_dim, DKP=padded(spec.key_dim), DVP=padded(spec.value_dim), KERNEL=kernel, KDA=spec.kind == "kda", num_warps=WARPS, OVERLAP=overlap,
+        DV=spec.value_dim, DKP=padded(spec.key_dim), DVP=padded(spec.value_dim), KERNEL=kernel,
+        KDA=spec.kind == "kda", num_warps=WARPS, OVERLAP=overlap,
         launch_pdl=overlap and held,
     )  # fmt: skip
     if not held:
