@@ -71,6 +71,33 @@ def power_of_two(top):
     return tl.where(top > 0, power, 1.0)
 
 
+@triton.jit
+def store_integers(v, out32, out8, at):
+    """256 columns of one row, in the order of `integer_columns`, to place `at` of u8[.., 576], as
+    csrc/gemv.cu wants them.
+    """
+    p = tl.arange(0, 256)
+    group, t, half = p // 32, p % 32 // 8, p % 8 // 4
+    top = tl.max(tl.abs(v), 0)
+    factor = tl.where(top > 0, top, 1.0) / 32512
+    whole = tl.floor(v / factor + 0.5).to(tl.int32)
+    high = (whole + 128) >> 8
+    byte = at * 576 + group * 64 + t * 16 + half * 4 + p % 4
+    tl.store(out8 + byte, high.to(tl.int8))
+    tl.store(out8 + byte + 8, (whole - high * 256).to(tl.int8))
+    sums = tl.sum(tl.reshape(whole, (8, 32)), 1)
+    tl.store(out32 + at * 144 + 128 + tl.arange(0, 8), sums.to(tl.float32, bitcast=True))
+    tl.store(out32 + at * 144 + 136, factor)
+
+
+@triton.jit
+def integer_columns(block):
+    """The 256 columns of a block, in the order in which their bytes lie."""
+    p = tl.arange(0, 256)
+    e = ((p & 1) << 1) | (p % 4 >> 1)
+    return block * 256 + p // 32 * 32 + p % 8 // 4 * 16 + p % 32 // 8 * 4 + e
+
+
 @triton.jit(do_not_specialize=["m"])
 def prepare(
     x, up, weight, out16, out32, out8, m, k, ldx, eps, limit,
@@ -86,11 +113,11 @@ def prepare(
     x += row.to(tl.int64) * ldx
     up += row.to(tl.int64) * ldx
     p = tl.arange(0, 256)
-    group, t, half, e = p // 32, p % 32 // 8, p % 8 // 4, p % 4
     at = (block * m + row).to(tl.int64)
-    if not MMA:
-        e = ((e & 1) << 1) | (e >> 1)
-    column = block * 256 + group * 32 + half * 16 + t * 4 + e
+    if MMA:
+        column = block * 256 + p // 32 * 32 + p % 8 // 4 * 16 + p % 32 // 8 * 4 + p % 4
+    else:
+        column = integer_columns(block)
     inside = column < k
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -104,23 +131,15 @@ def prepare(
     if ACT != "":
         u = tl.load(up + column, mask=inside, other=0.0).to(tl.float32)
         v = activated(v, u, ACT, CLAMP, limit)
-    top = tl.max(tl.abs(v), 0)
     if MMA:
-        factor = power_of_two(top) / 512
+        factor = power_of_two(tl.max(tl.abs(v), 0)) / 512
         h = (v / factor).to(tl.float16)
         sums = tl.sum(tl.reshape(h.to(tl.float32), (8, 32)), 1)
         tl.store(out16 + at * 288 + p, h)
         tl.store(out16 + at * 288 + 256 + tl.arange(0, 8), sums.to(tl.float16))
+        tl.store(out32 + at * 144 + 136, factor)
     else:
-        factor = tl.where(top > 0, top, 1.0) / 32512
-        whole = tl.floor(v / factor + 0.5).to(tl.int32)
-        high = (whole + 128) >> 8
-        byte = at * 576 + group * 64 + t * 16 + half * 4 + p % 4
-        tl.store(out8 + byte, high.to(tl.int8))
-        tl.store(out8 + byte + 8, (whole - high * 256).to(tl.int8))
-        sums = tl.sum(tl.reshape(whole, (8, 32)), 1)
-        tl.store(out32 + at * 144 + 128 + tl.arange(0, 8), sums.to(tl.float32, bitcast=True))
-    tl.store(out32 + at * 144 + 136, factor)
+        store_integers(v, out32, out8, at)
 
 
 @triton.jit

@@ -25,6 +25,7 @@ from luce_backend_triton.kernels import INTERPRETED
 from luce_backend_triton.matrix import Group, Matrix
 from luce_backend_triton.memory import SCRATCH_BYTES
 from luce_backend_triton.product import ACTS, Rows
+from luce_backend_triton.route import Routed
 from luce_core.contracts import Clamp, ExpertBank, Norm, SharedExpert
 from luce_core.ops import moe as reference
 
@@ -115,7 +116,7 @@ class Experts:
         own = None if residual is None or post is not None else _floats(residual)
         alike = few and shared is not None and _alike(bank, shared, clamp)
         chosen = _Few(bank, ids, shared if alike else None, self.fixed) if few else _Sorted(bank, ids)
-        middle, beside = chosen.middle(Rows(x, norm), stack.gate_up, act, clamp), None
+        middle, beside = chosen.middle(_given(routed, x, norm), stack.gate_up, act, clamp), None
         out = None
         if isinstance(chosen, _Few) and (alike or shared is None):
             out = chosen.down(middle, weight, shared, x, norm, own)
@@ -148,7 +149,7 @@ class _Stack(ctypes.Structure):
         ("beside", ctypes.c_void_p * 2),
         ("ids", ctypes.c_void_p),
         ("lut", ctypes.c_void_p),
-        *((name, ctypes.c_void_p) for name in ("x", "norm", "y")),
+        *((name, ctypes.c_void_p) for name in ("x", "norm", "ready", "y")),
         *((name, ctypes.c_int) for name in ("per", "n", "used", "known", "width", "ldx", "act", "clamp")),
         *((name, ctypes.c_float) for name in ("limit", "eps")),
     )
@@ -311,10 +312,11 @@ def stack_of(
 ) -> _Stack:  # fmt: skip
     """The arguments of the launch."""
     assert rows.up is None
-    norm = rows.norm
+    norm, ready = rows.norm, rows.made("gemv")
     return _Stack(
         _two(records), _two(beside), ids.data_ptr(), lut.data_ptr(), rows.x.data_ptr(),
-        None if norm is None else norm.weight.data_ptr(), y.data_ptr(), per, y.shape[1], used, lut.numel(),
+        None if norm is None else norm.weight.data_ptr(), None if ready is None else ready.data_ptr(),
+        y.data_ptr(), per, y.shape[1], used, lut.numel(),
         rows.x.shape[1], rows.x.stride(0), 1 + ACTS.index(act),
         0 if clamp is None else 1 if clamp.at == "before" else 2, 0.0 if clamp is None else clamp.limit,
         0.0 if norm is None else norm.eps,
@@ -400,6 +402,13 @@ def _scratch(device: torch.device, need: int) -> Tensor:
     """f16[need], where dense weights of other products are made too."""
     room = max(need, SCRATCH_BYTES // 2) if device.type == "cuda" else need
     return product._scratch(device, room)[:need]
+
+
+def _given(routed: tuple[Tensor, Tensor], x: Tensor, norm: Norm | None) -> Rows:
+    """norm(x), as the router has made it ready where it read the same."""
+    if isinstance(routed, Routed) and routed.rows.x is x and routed.rows.norm is norm:
+        return routed.rows
+    return Rows(x, norm)
 
 
 def _floats(given: Tensor) -> Tensor:

@@ -73,22 +73,30 @@ class Rows:
         given = Given(self.x, self.up, weight, eps, self.act)
         return given if given.readable() else None
 
+    def made(self, kind: Kind) -> Tensor | None:
+        """What `few` gives, where it was made already."""
+        return self._few.get(kind)
+
+    def room(self, kind: Kind) -> Tensor:
+        """u8[blocks, m, X_BYTES], where another launch makes what `few` gives, instead of one of its own."""
+        m, k = self.x.shape
+        self._few[kind] = torch.empty(blocks_of(k), m, X_BYTES, dtype=torch.uint8, device=self.x.device)
+        return self._few[kind]
+
     def few(self, kind: Kind) -> Tensor:
         """As csrc/gemv.cu or csrc/mma.cu wants it."""
         if kind not in self._few:
             (x, up, weight), eps, limit, constants = self._common()
             m, k = x.shape
-            blocks = blocks_of(k)
-            out = torch.empty(blocks, m, X_BYTES, dtype=torch.uint8, device=x.device)
+            out = self.room(kind)
             views = (out.view(torch.float16), out.view(torch.float32), out.view(torch.int8))
             overlap = x.is_cuda and overlaps(x.device)
             if self.norm is not None:
                 constants["CHUNK"] = min(WIDEST, triton.next_power_of_2(k))
-            kernels.prepare[(m, blocks)](
+            kernels.prepare[(m, out.shape[0])](
                 x, up, weight, *views, m, k, x.stride(0), eps, limit, MMA=kind == "mma", OVERLAP=overlap,
                 num_warps=4 if k <= 2048 else 8, launch_pdl=overlap, **constants,
             )  # fmt: skip
-            self._few[kind] = out
         return self._few[kind]
 
     def dense(self, dtype: torch.dtype = torch.float16, align: int = RECORD_COLS) -> tuple[Tensor, Tensor]:

@@ -26,9 +26,24 @@ SIDE, MOST_IN_TURN = 4, 8
 """Programs that share few rows: more read the router more often, fewer keep fewer multiprocessors busy. And
 the most rows of a program.
 """
+READY = 0
+"""Who makes norm(x) ready for experts of few rows: 0, they themselves; 1, the router's launch, in programs
+of its own; 2, a launch in front of the router's.
+"""
 WIDEST = 8192
 MOST_EXPERTS = 1024
 SCORES = ("softmax", "sigmoid")
+
+
+class Routed(tuple[Tensor, Tensor]):
+    """What `route` gives, ids and weight, with the input that op `experts` most likely reads next."""
+
+    rows: Rows
+
+    def __new__(cls, ids: Tensor, weight: Tensor, rows: Rows) -> Routed:
+        made = super().__new__(cls, (ids, weight))
+        made.rows = rows
+        return made
 
 
 def takes(w: Linear | Tensor, spec: RouteSpec) -> bool:
@@ -58,23 +73,32 @@ def route(
     x = x.float()
     x = x if x.stride(-1) == 1 else x.contiguous()
     overlap = overlaps(x.device) if x.is_cuda else False
+    rows = Rows(x, norm)
     if x.shape[0] <= FEW_ROWS:
-        scores = logits(x, norm, w, overlap)
+        if READY == 2:
+            rows.few("gemv")
+        scores = logits(x, norm, w, overlap, rows.room("gemv") if READY == 1 else None)
     else:
-        scores = F.linear(x if norm is None else Rows(x, norm).dense(torch.float32, 1)[0], w)
-    return pick(b, scores, spec, overlap)
+        scores = F.linear(x if norm is None else rows.dense(torch.float32, 1)[0], w)
+    return Routed(*pick(b, scores, spec, overlap), rows)
 
 
-def logits(x: Tensor, norm: Norm | None, w: Tensor, overlap: bool) -> Tensor:
-    """w · norm(x) -> f32[T, experts]: every row by itself. x f32, columns side by side."""
+def logits(x: Tensor, norm: Norm | None, w: Tensor, overlap: bool, ready: Tensor | None = None) -> Tensor:
+    """w · norm(x) -> f32[T, experts]: every row by itself. x f32, columns side by side. ready: where norm(x)
+    is to lie as csrc/gemv.cu wants it.
+    """
     rows, (count, width) = x.shape[0], w.shape
     out = torch.empty(rows, count, device=x.device)
     tile = triton.next_power_of_2(count) if INTERPRETED else TILE
     each = max(1, min(MOST_IN_TURN, triton.next_power_of_2(rows) // SIDE))
-    kernels.logits[(-(-rows // each), -(-count // tile))](
-        x, x if norm is None else norm.weight, w, out, rows, count, width, x.stride(0),
+    more, views = 0, (out, out)
+    if ready is not None:
+        more, views = ready.shape[0], (ready.view(torch.float32), ready.view(torch.int8))
+    kernels.logits[(-(-rows // each), -(-count // tile) + more)](
+        x, x if norm is None else norm.weight, w, out, *views, rows, count, width, x.stride(0),
         0.0 if norm is None else norm.eps, NORM=norm is not None, TILE=tile,
-        WHOLE=triton.next_power_of_2(width), ROWS=each, num_warps=8, OVERLAP=overlap, launch_pdl=overlap,
+        WHOLE=triton.next_power_of_2(width), ROWS=each, READY=ready is not None, num_warps=8,
+        OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
     return out
 
@@ -92,4 +116,4 @@ def pick(b: ForwardBatch, scores: Tensor, spec: RouteSpec, overlap: bool) -> tup
     return ids, weight
 
 
-__all__ = ["logits", "pick", "route", "takes"]
+__all__ = ["Routed", "logits", "pick", "route", "takes"]

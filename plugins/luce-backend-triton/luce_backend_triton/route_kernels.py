@@ -1,5 +1,5 @@
 # Triton compiles these functions: no annotations, no conditional expressions.
-# ruff: noqa: ANN001, ANN201
+# ruff: noqa: ANN001, ANN201, SIM102
 """Triton kernels of the op `route`: logits of few rows, and the choice of experts. All f32."""
 
 from __future__ import annotations
@@ -7,17 +7,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from luce_backend_triton.kernels import integer_columns, store_integers
+
 LOWEST = tl.constexpr(-(2**31))
 
 
 @triton.jit(do_not_specialize=["rows"])
 def logits(
-    x, norm, w, out, rows, count, width, ldx, eps,
-    NORM: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
+    x, norm, w, out, ready32, ready8, rows, count, width, ldx, eps,
+    NORM: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, READY: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """TILE experts of ROWS rows, in turn: w · norm(x). Grid (rows / ROWS, experts / TILE).
 
-    WHOLE: at least the width.
+    WHOLE: at least the width. READY: as many programs more as norm(x) has blocks of 256 columns make it ready
+    for csrc/gemv.cu; ready32, ready8: views of the same u8[blocks, rows, 576].
     """
     first = tl.program_id(0).to(tl.int64) * ROWS
     expert = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -27,6 +31,12 @@ def logits(
     weights = tl.load(at, mask=(expert < count)[:, None] & inside[None, :], other=0.0)
     if NORM:
         gains = tl.load(norm + c, mask=inside, other=0.0)
+    if READY:
+        block = tl.program_id(1) - (count + TILE - 1) // TILE
+        column = integer_columns(block)
+        mine = (block >= 0) & (column < width)
+        if NORM:
+            own_gains = tl.load(norm + column, mask=mine, other=0.0)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -34,9 +44,16 @@ def logits(
         row = first + step
         if row < rows:
             v = tl.load(x + row * ldx + c, mask=inside, other=0.0)
+            if READY:
+                own = tl.load(x + row * ldx + column, mask=mine, other=0.0)
             if NORM:
                 inverse = 1 / tl.sqrt(tl.sum(v * v, 0) / width + eps)
                 v = v * inverse * gains
+                if READY:
+                    own = own * inverse * own_gains
+            if READY:
+                if block >= 0:
+                    store_integers(own, ready32, ready8, block * rows + row)
             tl.store(out + row * count + expert, tl.sum(weights * v[None, :], 1), mask=expert < count)
 
 

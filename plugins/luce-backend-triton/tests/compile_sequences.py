@@ -167,8 +167,10 @@ def variants(target, dim, pairs):
     pick = {"K": 8, "X": 64, "SOFTMAX": True, "BIAS": True, "RENORM": True, "OVERLAP": False}
     plain = {"count": "i32", "scale": "fp32"}
     yield route_kernels.pick, pick, plain, {}
-    routed = {"NORM": True, "TILE": 4, "WHOLE": 256, "ROWS": 2, "OVERLAP": False}
+    routed = {"NORM": True, "TILE": 4, "WHOLE": 256, "ROWS": 2, "READY": False, "OVERLAP": False}
     yield route_kernels.logits, routed, {**plain, "rows": "i32"}, {}
+    ready = {**routed, "WHOLE": 2048, "READY": True, **overlap}
+    yield route_kernels.logits, ready, {**plain, "rows": "i32", "ready8": "*i8"}, {"num_warps": 8}
     numbers = {
         **dict.fromkeys(("wanted", "slot", "where", "token", "newest", "ends"), "*i32"),
         **dict.fromkeys(("rows", "vocab", "part", "parts", "num_seqs"), "i32"),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from luce_backend_triton import route
+from luce_backend_triton import few_rows, moe, product, route
 
 from luce_core.contracts import Norm, RouteSpec
 from luce_core.ops import build_ops
@@ -82,3 +82,35 @@ def test_a_row_has_the_same_bits_among_others(device, rng, rows):
     assert torch.equal(every, torch.cat([route.logits(one, norm, w, overlap=False) for one in x.split(1)]))
     want = torch.nn.functional.rms_norm(x.double(), (WIDTH,), norm.weight.double(), 1e-6) @ w.double().T
     assert float((every - want).abs().max()) < 1e-4
+
+
+def whole(ready):
+    """x of csrc/gemv.cu as integers [.., 8, 4, 8] and their factors."""
+    halves = ready[..., :512].contiguous().view(torch.int8).unflatten(-1, (8, 4, 2, 8)).int()
+    return halves[..., 0, :] * 256 + halves[..., 1, :], ready[..., few_rows.X_FACTOR :][..., :4]
+
+
+@pytest.mark.parametrize("rows", [1, 11])
+@pytest.mark.parametrize("normed", [True, False])
+def test_the_router_makes_its_input_ready_for_experts(device, rng, monkeypatch, rows, normed):
+    """By one launch or by two; who reads something else does not take it."""
+    x, w = (torch.randn(n, 352, generator=rng).to(device) for n in (rows, EXPERTS))
+    norm = Norm(1 + 0.1 * torch.randn(352, generator=rng).to(device), 1e-6) if normed else None
+    want, found = product.Rows(x, norm).few("gemv"), []
+    for ready in (0, 1, 2):
+        monkeypatch.setattr(route, "READY", ready)
+        routed = route.route(OPS, batch(rows, device), x, norm, w, RouteSpec(2))
+        found.append(routed)
+        made = routed.rows.made("gemv")
+        assert (made is None) == (ready == 0)
+        if made is not None:
+            (a, a_factor), (b, b_factor) = whole(made), whole(want)
+            assert (a - b).abs().max() <= 1
+            torch.testing.assert_close(*(f.contiguous().view(torch.float32) for f in (a_factor, b_factor)))
+            sums = (one[..., 512:544].contiguous().view(torch.int32) for one in (made, want))
+            torch.testing.assert_close(*sums, rtol=0, atol=8)
+    for one in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(one, found[0], strict=True))
+    assert moe._given(found[1], x, norm) is found[1].rows
+    for other in ((found[1], x.clone(), norm), (found[1], x, Norm(x[0], 1e-6)), (tuple(found[1]), x, norm)):
+        assert moe._given(*other).made("gemv") is None

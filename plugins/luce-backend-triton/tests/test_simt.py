@@ -138,20 +138,23 @@ MoeGiven = simt.fields(
         ("Q8_0", 2, 1, 2, "relu", Clamp(0.5, "after")),
     ],
 )
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
-def test_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, beside):
-    """beside: every third pair is one of the last expert's matrices, given by themselves."""
-    check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, beside, 1)
+@pytest.mark.parametrize("given", ["alone", "beside", "ready"])
+def test_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, given):
+    """beside: every third pair is one of the last expert's matrices, given by themselves. ready: likewise,
+    with norm(x) as another launch has made it, and such matrices asked for before the wait.
+    """
+    check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, given, 1)
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
+@pytest.mark.parametrize("given", ["alone", "beside", "ready"])
 @pytest.mark.parametrize(("name", "x_rows", "matrices"), [("Q4_K", 2, 2), ("Q6_K", 4, 2), ("Q8_0", 3, 1)])
-def test_pairs_of_an_expert_together(tmp_path, blocks, dequantized, name, x_rows, matrices, beside):
+def test_pairs_of_an_expert_together(tmp_path, blocks, dequantized, name, x_rows, matrices, given):
     """One expert has five pairs: more than go together."""
-    check_experts(tmp_path, blocks, dequantized, name, 3, 2, matrices, "silu", None, beside, x_rows)
+    check_experts(tmp_path, blocks, dequantized, name, 3, 2, matrices, "silu", None, given, x_rows)
 
 
-def check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, beside, x_rows):
+def check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, given, x_rows):
+    beside, is_ready = given != "alone", given == "ready"
     count, rows, cols, shape = 3, 40, 512, Shape("gemv", x_rows, 1, 4, 2)
     tall = formats.tiles_of(rows) * formats.TILE_ROWS
     data = [blocks(name, count * tall, cols, seed) for seed in range(matrices)]
@@ -165,7 +168,7 @@ def check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act,
     pairs, x = ids.numel(), torch.randn(ids.numel() // per, cols) / (1 if beside else usual)
     norm = Norm((torch.rand(cols) + 0.5) / usual, 1e-6) if beside else None
     y = torch.full((pairs, rows), torch.nan)
-    defines = few_rows.defines(formats.FORMATS[name], shape) | {"IMMA": int(beside)}
+    defines = few_rows.defines(formats.FORMATS[name], shape) | {"IMMA": int(beside), "EARLY": int(is_ready)}
     library = simt.build(tmp_path, "moe", "moe_gemv", defines, MOE, after=("gemv",))
     tiles, across = tall // formats.TILE_ROWS, records[0].shape[1]
     told, own, used = ids, (), pairs
@@ -173,8 +176,13 @@ def check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act,
         told, used = ids.view(-1, 3)[:, :2].contiguous(), 2
         ids[2::3], lut[2] = 2, 2  # what the kernel is to do with what it was not told
         own = [one[2 * tiles :] for one in records]
-    given = product.Rows(x, norm)
-    stack = moe.stack_of(records, own, told, lut, given, y, per, used, act, clamp)
+    rows_of_x = product.Rows(x, norm)
+    if is_ready:
+        normed = F.rms_norm(x, (cols,), norm.weight, norm.eps)
+        rows_of_x.room("gemv").copy_(few_rows.prepare(normed, "gemv"))
+        x = x.clone()
+        rows_of_x.x.fill_(torch.nan)  # is not read again
+    stack = moe.stack_of(records, own, told, lut, rows_of_x, y, per, used, act, clamp)
     it = MoeGiven(stack, tiles, across, moe.warp_room(shape, tiles, across, grid, matrices))
     shared = moe.few_bytes(formats.FORMATS[name], shape, tiles, across, grid, matrices, lut.numel())
     library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, pairs)

@@ -7,15 +7,21 @@
 // share the records evenly, and sums meet in shared memory, as in gemv.cu. Of the pairs of one expert X_ROWS go together,
 // through the first one's thread blocks: the others' have nothing to do.
 //
-// Which records there are is known when ids are. x is made ready while they are on their way.
+// Which records there are is known when ids are; those of `beside` always (EARLY: asked for before the wait). x comes ready
+// from an older launch, or is made ready while records are on their way.
 //
 // instructions: (IDP\.4A|IMMA) (LDG|LDGSTS)\.[.\w]*128
+
+#ifndef EARLY
+#define EARLY 0
+#endif
 
 struct Stack {
   const u8* records[2];  // of all experts, one below the other; the second: or none
   const u8* beside[2];   // or none
   const int *ids, *lut;
   const float *x, *norm;  // [rows][ldx]; [width], or none
+  const u8* ready;        // norm(x) [blocks][rows][X_BYTES], or none
   float* y;               // [pairs][n]
   int per, n, used, known, width, ldx;  // known: entries of lut
   int act, clamp;                  // clamp: 0 none, 1 before the activation, 2 after it
@@ -69,21 +75,10 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
   int *taken = (int*)(squares + X_ROWS * WARPS), *lut = taken + X_ROWS;
   for (int i = threadIdx.x; i < stack.known; i += 32 * WARPS) lut[i] = stack.lut[i];
   __syncthreads();
-  wait_for_previous();
-  let_next_start();
-
   const int each = stack.used + (stack.beside[0] != nullptr), place = pair % each;
   const bool common = place == stack.used;
-  const int id = common ? 0 : (int)load1(stack.ids + pair / each * stack.used + place), expert = common ? 0 : id < 0 ? -1 : lut[id];
-  if (expert < 0) {
-    for (int i = tile0 * 16 + threadIdx.x; i < min((tile0 + num_tiles) * 16, stack.n); i += 32 * WARPS) stack.y[(size_t)pair * stack.n + i] = 0.f;
-    return;
-  }
-  const int live = together(taken, stack, lut, pair, each, expert, lane);
-  if (!live) return;
-
-  const size_t skipped = ((size_t)expert * tiles + tile0) * blocks * RECORD;
   const u8* source = nullptr;
+  size_t skipped = (size_t)tile0 * blocks * RECORD;
   int next = begin;
   u8* slot = ring;  // of the oldest record, and so of the next
   auto seek = [&]() {
@@ -100,48 +95,76 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
     commit();
     slot = slot == ring + (STAGES - 1) * RECORD ? ring : slot + RECORD;
   };
-  if (begin < end) seek();
+  auto begin_fetching = [&]() {
+    if (begin < end) seek();
 #pragma unroll
-  for (int i = 0; i < STAGES; i++) fetch();
+    for (int i = 0; i < STAGES; i++) fetch();
+  };
+  if (EARLY && common) begin_fetching();
+  wait_for_previous();
+  let_next_start();
 
-
-  __syncwarp();
-  float inverse[X_ROWS];
-  if (stack.norm) {
-#pragma unroll
-    for (int n = 0; n < X_ROWS; n++) {
-      float sum = 0.f;
-      if (n < live)
-        for (int i = threadIdx.x * 4; i < stack.width; i += 32 * WARPS * 4) {
-          const float4 v = load4(stack.x + (size_t)(taken[n] / stack.per) * stack.ldx + i);
-          sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-        }
-#pragma unroll
-      for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
-      if (lane == 0) squares[n * WARPS + warp] = sum;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int n = 0; n < X_ROWS; n++) {
-      float sum = 0.f;
-#pragma unroll
-      for (int i = 0; i < WARPS; i++) sum += squares[n * WARPS + i];
-      inverse[n] = 1.f / sqrtf(sum / (float)stack.width + stack.eps);
-    }
+  const int id = common ? 0 : (int)load1(stack.ids + pair / each * stack.used + place), expert = common ? 0 : id < 0 ? -1 : lut[id];
+  if (expert < 0) {
+    for (int i = tile0 * 16 + threadIdx.x; i < min((tile0 + num_tiles) * 16, stack.n); i += 32 * WARPS) stack.y[(size_t)pair * stack.n + i] = 0.f;
+    return;
   }
-  for (int i = warp; i < blocks; i += WARPS) {
-    const int at = first_column(i * 256, lane);
-    float w[8];
-    if (stack.norm) columns_of(w, stack.norm, at, stack.width);
+  const int live = together(taken, stack, lut, pair, each, expert, lane);
+  if (!live) return;
+  __syncwarp();
+  if (stack.ready) {
+    const int rows = gridDim.z / stack.per;
+    for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
+      const int piece = i % (X_BYTES / 16), n = i / (X_BYTES / 16) % live, block = i / (X_BYTES / 16) / live;
+      const u8* from = stack.ready + ((size_t)block * rows + taken[n] / stack.per) * X_BYTES;
+      copy16(shared + (block * X_ROWS + n) * X_BYTES + piece * 16, from + piece * 16);
+    }
+    commit();
+  }
+  skipped += (size_t)expert * tiles * blocks * RECORD;
+  if (!(EARLY && common)) begin_fetching();
+
+  if (stack.ready) {
+    if (EARLY && common) wait_all();  // x was asked for last
+    else wait_but<STAGES>();
+  } else {
+    float inverse[X_ROWS];
+    if (stack.norm) {
 #pragma unroll
-    for (int n = 0; n < X_ROWS; n++) {
-      if (n == live) break;
-      float v[8];
-      columns_of(v, stack.x + (size_t)(taken[n] / stack.per) * stack.ldx, at, stack.width);
-      if (stack.norm)
+      for (int n = 0; n < X_ROWS; n++) {
+        float sum = 0.f;
+        if (n < live)
+          for (int i = threadIdx.x * 4; i < stack.width; i += 32 * WARPS * 4) {
+            const float4 v = load4(stack.x + (size_t)(taken[n] / stack.per) * stack.ldx + i);
+            sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+          }
 #pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= inverse[n] * w[j];
-      make_ready(shared + (i * X_ROWS + n) * X_BYTES, v, 1.f, lane);
+        for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
+        if (lane == 0) squares[n * WARPS + warp] = sum;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int n = 0; n < X_ROWS; n++) {
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) sum += squares[n * WARPS + i];
+        inverse[n] = 1.f / sqrtf(sum / (float)stack.width + stack.eps);
+      }
+    }
+    for (int i = warp; i < blocks; i += WARPS) {
+      const int at = first_column(i * 256, lane);
+      float w[8];
+      if (stack.norm) columns_of(w, stack.norm, at, stack.width);
+#pragma unroll
+      for (int n = 0; n < X_ROWS; n++) {
+        if (n == live) break;
+        float v[8];
+        columns_of(v, stack.x + (size_t)(taken[n] / stack.per) * stack.ldx, at, stack.width);
+        if (stack.norm)
+#pragma unroll
+          for (int j = 0; j < 8; j++) v[j] *= inverse[n] * w[j];
+        make_ready(shared + (i * X_ROWS + n) * X_BYTES, v, 1.f, lane);
+      }
     }
   }
   __syncthreads();
