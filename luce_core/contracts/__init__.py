@@ -149,6 +149,7 @@ from luce_core.contracts.schedule import (
 )
 from luce_core.contracts.speculation import (
     Constraint,
+    ConstraintSpec,
     Drafter,
     Noise,
     Round,
@@ -186,6 +187,7 @@ __all__ = [
     "Commit",
     "CompressSpec",
     "Constraint",
+    "ConstraintSpec",
     "ContentDelta",
     "DFlashTarget",
     "DeltaSpec",

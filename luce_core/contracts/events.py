@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from attrs import Factory, frozen
 
 from luce_core.contracts.media import MediaSpan
-from luce_core.contracts.speculation import SamplingParams
+from luce_core.contracts.speculation import ConstraintSpec, SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -39,6 +39,8 @@ class GenerationRequest:
     """Alternatives reported beside each token of the prompt; None = the prompt is not scored. A scored prompt
     is computed from its first token: no cached prefix is used for it, what it computes is cached as usual.
     """
+    constraint: ConstraintSpec | None = None
+    """What the answer may be. A minimum length does not keep it from being finished."""
 
 
 @frozen

@@ -74,6 +74,8 @@ class ForwardBatch:
     """i32[M] rows that take `embeds` [M, E] instead of the table; `token` holds the placeholder there."""
     span: Tensor | None = None
     """i32[T] bidirectional span, -1 causal (prefill)."""
+    mask: Tensor | None = None
+    """i32[R, (V + 31) // 32] held: bit t % 32 of word t // 32 = token t may be picked; None = all may."""
     padded: bool = False
     """prefill: rows from query_start[S] on stand for nothing. Ops leave state alone for them and give finite
     values. Only for programs all of whose ops take it: `takes_padding`.
@@ -82,12 +84,13 @@ class ForwardBatch:
     def of(self, owner: str) -> ForwardBatch:
         """The same rows for the state of `owner`, a model or drafter: what its forward, ops and commit take.
 
-        Its tables stand under bare group names. Without the target's taps, embeddings and pending commit;
-        positions are the target's.
+        Its tables stand under bare group names. Without the target's taps, embeddings, pending commit and
+        mask; positions are the target's.
         """
         return evolve(
-            self, table=tables_of(self.table, owner), taps={}, embeds=None, embed_rows=None, pending=None
-        )
+            self, table=tables_of(self.table, owner), taps={}, embeds=None, embed_rows=None, pending=None,
+            mask=None,
+        )  # fmt: skip
 
 
 def tables_of(table: Mapping[str, BlockTable], owner: str) -> dict[str, BlockTable]:

@@ -38,6 +38,7 @@ class SeqView:
     """Tokens the prompt phase must commit before the first held row: the prompt less its last token."""
     arrived_s: float
     constrained: bool
+    """Each of its steps waits for the host, which makes a mask for the next token."""
     barrier: int
     """Next index where the host must act; no row at or beyond it this step."""
     nodes: int

@@ -132,16 +132,36 @@ class Drafter(Protocol):
 
 
 class Constraint(Protocol):
-    """(host) A grammar, forced tokens, a thinking budget: a function of the path."""
+    """(host) A grammar, forced tokens, a tool's arguments: which tokens may come next in one text.
+
+    Engine thread only, between steps: while a mask is made the device has nothing to do.
+    """
+
+    @property
+    def is_finished(self) -> bool:
+        """The text is whole and nothing may follow: it ends here, though no id ended it."""
+        ...
 
     def mask(self, path: Sequence[int], out: Any) -> None:
-        """Write u32[V/32]: the tokens allowed after committed text + path."""
+        """Set bit t % 32 of word t // 32 for every token t allowed behind what was committed and `path`.
+
+        path: tokens that are allowed one after the other, none of which ends the text. out: numpy
+        u32[(V + 31) // 32], zeros. Where the text may end here, the ids that end it are allowed, too; nothing
+        set: the path leads nowhere.
+        """
         ...
 
-    def advance(self, tokens: Sequence[int]) -> None:
-        """These tokens are now committed."""
+    def advance(self, token: int) -> bool:
+        """The token is committed, one that ends the text included. False: it was not allowed."""
         ...
 
-    def forced(self) -> Sequence[int]:
-        """Tokens without alternative from here: a free chain."""
+
+class ConstraintSpec(Protocol):
+    """What a request says of its constraint: plain data, since it crosses processes and may run again."""
+
+    def start(self, vocab: int, ending: frozenset[int]) -> Constraint:
+        """For a new text. ending: ids that end it. On the engine's thread: what takes long was done before.
+
+        Raises what ends the request; a LuceError with its own words.
+        """
         ...

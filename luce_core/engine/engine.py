@@ -32,6 +32,7 @@ from luce_core.contracts import (
     Work,
 )
 from luce_core.engine.checks import check_work, late_error, late_notice, no_room_error, request_problem
+from luce_core.engine.constraining import check_picked, narrow
 from luce_core.engine.flight import Flight, next_work
 from luce_core.engine.media import EncodingQueue
 from luce_core.engine.programs import Programs, Verdict
@@ -43,8 +44,7 @@ from luce_core.engine.staged_prefill import StagedPrefill
 from luce_core.engine.swapping import swap_rule
 from luce_core.engine.tenants import CREDIT_ROWS, TenantLedger
 from luce_core.engine.turns import AnsweredTexts
-from luce_core.errors import CapacityError, EngineError, LuceError
-from luce_core.ops.newest import AHEAD
+from luce_core.errors import CapacityError, LuceError
 from luce_core.ops.sampling import ParamTable
 from luce_core.speculation.tree import Candidates
 
@@ -322,10 +322,10 @@ class LuceEngine:
         self.encoding.admitted(seq)
         handle = handle_of(seq)
         seq.sink(Progress(seq.request.request, "prefill", self.blocks.length(handle), len(seq.tokens) - 1))
-        slot = self.blocks.slot(handle)
-        request = seq.request
-        ending = request.eog | frozenset(request.params.stop_ids)
-        self.table.take(slot, request.params, request.prompt, ending)
+        slot, request = self.blocks.slot(handle), seq.request
+        if request.constraint is not None and seq.constraint is None:
+            seq.constraint = request.constraint.start(self.spec.vocab, seq.ending)
+        self.table.take(slot, request.params, request.prompt, seq.ending)
         self.table.count(slot, seq.tokens[seq.prompt :])
         self.proposer.write(slot, 0, seq.tokens)
 
@@ -340,17 +340,21 @@ class LuceEngine:
         steps: list[Step] = []
         if prefill:
             steps.append(self.rows.prefill(prefill))
-        trees: list[Candidates] = []
+        left, trees = [seq for seq, _ in held], []
         try:
             if held:
                 trees = self.proposer.propose([(seq, handle_of(seq), rows) for seq, rows in held])
-                steps.append(self.rows.verify([seq for seq, _ in held], trees))
+                left, trees, masks = narrow(left, trees, self.spec.vocab, self._fail_step)
+            if left:
+                steps.append(self.rows.verify(left, trees, masks))
+            if not steps:
+                return
             handle = self.executor.submit(steps)
         except Exception as error:  # noqa: BLE001 - the request boundary of the engine
             self._fail_step([seq for seq, _ in (*prefill, *held)], error)
             return
         self._fence = handle.fence
-        self.flight = Flight(handle, prefill, [seq for seq, _ in held], trees)
+        self.flight = Flight(handle, prefill, left, trees)
         if not self.executor.runs_ahead:
             self._read(self.flight)
 
@@ -398,7 +402,7 @@ class LuceEngine:
         try:
             results = flight.handle.outputs()
         except Exception as error:  # noqa: BLE001 - the request boundary of the engine
-            self._fail_step([seq for seq in sequences if seq.id in self.running], error)
+            self._fail_step(sequences, error)
             return
         finally:
             self._past = flight.handle.fence
@@ -418,7 +422,8 @@ class LuceEngine:
             log.exception("step failed")
             message = f"The engine failed on this request: {type(error).__name__}: {error}"
         for seq in sequences:
-            self._finish(seq, "error", message)
+            if not seq.finished:
+                self._finish(seq, "error", message)
 
     # --- accept and emit
 
@@ -449,8 +454,10 @@ class LuceEngine:
                 model.backend.settle([self.blocks.slot(handle_of(seq))])
 
     def _accept(self, seq: Sequence, tree: Candidates, verdict: Verdict) -> None:
-        if AHEAD in verdict.picked:
-            self._fail_step([seq], EngineError("The device ended a text that goes on; this is a bug."))
+        try:
+            check_picked(seq, verdict.picked)
+        except Exception as error:  # noqa: BLE001 - the request boundary of the engine
+            self._fail_step([seq], error)
             return
         handle = handle_of(seq)
         length = self.blocks.length(handle)
@@ -462,9 +469,7 @@ class LuceEngine:
         self.counters["emitted_tokens"] += taken
         # Rows 0..taken-1 of the path are text now; the newest token is the anchor and has no state yet.
         self.blocks.advance(handle, seq.keys[length : length + taken])
-        new = seq.tokens[-taken:]
-        slot = self.blocks.slot(handle)
-        self.proposer.write(slot, len(seq.tokens) - taken, new)
+        self.proposer.write(self.blocks.slot(handle), len(seq.tokens) - taken, seq.tokens[-taken:])
         if reason is not None:
             if self.has_slots and taken == len(verdict.path):
                 self._checkpoint(seq)

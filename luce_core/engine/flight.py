@@ -37,12 +37,13 @@ def next_work(
     fits: Callable[[SeqId, int], bool],
 ) -> list[SeqId] | None:
     """What the scheduler would do once a step of one row of every running sequence is over: their order, if
-    it is the same once more. None: anything else, or a text ends with the step.
+    it is the same once more. None: anything else, or a text ends with the step, or one has a constraint, of
+    which the next mask depends on the token.
 
     running: as they are, without that step. fits: whether there is room for so many rows behind it.
     """
     after = [evolve(view, length=view.length + 1, prompt=view.prompt + 1) for view in running]
-    if any(view.length >= view.barrier for view in after):
+    if any(view.constrained or view.length >= view.barrier for view in after):
         return None
     work, preempted = scheduler.plan(waiting, after, row_budget, fits)
     check_work(work, {view.seq: view for view in (*waiting, *after)}, row_budget)

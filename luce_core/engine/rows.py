@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from luce_core.contracts import BlockManager, SeqId, SeqTable, Step
 from luce_core.engine.sequence import Sequence as Request
 from luce_core.errors import EngineError
 from luce_core.model.batch import RowSet
 from luce_core.ops.newest import AHEAD
 from luce_core.speculation.tree import Candidates
+
+Masks = Sequence[np.ndarray | None]
 
 
 class RowMaker:
@@ -30,11 +34,16 @@ class RowMaker:
         top = [seq.request.prompt_logprobs or 0 for seq, _ in prompts]
         return _step("prefill", rows, top, targets=targets)
 
-    def verify(self, held: Sequence[Request], trees: Sequence[Candidates], ahead: int = 0) -> Step:
-        """The newest token of each, and candidates behind it. ahead: steps of one row that were submitted and
-        are not read; then the tokens are not known.
+    def verify(
+        self, held: Sequence[Request], trees: Sequence[Candidates], masks: Masks | None = None, ahead: int = 0
+    ) -> Step:
+        """The newest token of each, and candidates behind it. masks: of each, see `RowSet.mask`. ahead: steps
+        of one row that were submitted and are not read; then the tokens are not known.
         """
-        rows = [self._held(seq, tree, ahead) for seq, tree in zip(held, trees, strict=True)]
+        masks = masks or [None] * len(held)
+        rows = [
+            self._held(seq, tree, mask, ahead) for seq, tree, mask in zip(held, trees, masks, strict=True)
+        ]
         return _step("verify", rows, [seq.request.params.logprobs for seq in held])
 
     def _tables(self, handle: SeqId) -> dict[str, SeqTable]:
@@ -55,7 +64,7 @@ class RowMaker:
             embeds=seq.media.rows(length, count) if seq.media else (),
         )
 
-    def _held(self, seq: Request, tree: Candidates, ahead: int) -> RowSet:
+    def _held(self, seq: Request, tree: Candidates, mask: np.ndarray | None, ahead: int) -> RowSet:
         handle = handle_of(seq)
         length = self.blocks.length(handle) + ahead
         parents = [-1, *(parent + 1 for parent in tree.parents)]
@@ -68,6 +77,7 @@ class RowMaker:
             tables=self._tables(handle),
             wanted=range(1 + len(tree)),
             positions=seq.media.held_positions(length, parents) if seq.media else None,
+            mask=mask,
         )
 
 

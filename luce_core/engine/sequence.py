@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from luce_core.contracts import (
+    Constraint,
     Done,
     EngineEvent,
     FinishReason,
@@ -32,6 +33,7 @@ class Sequence:
         "aside",
         "cached",
         "cached_turn",
+        "constraint",
         "context",
         "deadline_s",
         "drafted",
@@ -70,6 +72,8 @@ class Sequence:
         self.keys = list(request.keys or request.prompt)
         self.prompt = len(request.prompt)
         self.media = SequenceMedia(request.media, self.prompt, axes) if request.media else None
+        self.constraint: Constraint | None = None
+        """From the first admission on, where the request has one."""
         self.handle: SeqId | None = None
         self.cached = 0
         """Tokens of the prompt that were cached when it was first admitted."""
@@ -108,6 +112,11 @@ class Sequence:
         """Keys for a prefix hit, which never covers the last: state of rows to be scored is not restored."""
         return self.keys[: self.scored + 1] if self.scoring else self.keys
 
+    @property
+    def ending(self) -> frozenset[int]:
+        """Ids that end the text."""
+        return self.request.eog | frozenset(self.request.params.stop_ids)
+
     def unscored(self, length: int, count: int) -> range:
         """Which of `count` rows behind `length` are to be scored."""
         if not self.scoring:
@@ -130,7 +139,7 @@ class Sequence:
             length=length,
             prompt=len(self.tokens) - 1,
             arrived_s=self.arrived_s,
-            constrained=False,
+            constrained=self.request.constraint is not None,
             barrier=self.last_index,
             nodes=self.nodes,
             priority=self.request.priority,
@@ -152,6 +161,8 @@ class Sequence:
             if self.emitted >= self.request.max_tokens or self.prompt + self.emitted >= self.context:
                 reason = "length"
                 break
+        if reason is None and self.constraint is not None and self.constraint.is_finished:
+            reason = "stop"
         self.tokens += taken
         self.keys += taken
         if self.first_s == 0.0:

@@ -13,8 +13,8 @@ from torch import Tensor
 from luce_core.contracts import BlockTable, Commit, ForwardBatch, Tap
 from luce_core.contracts.staged import Bucket, StageBuffers
 from luce_core.engine.programs import Programs, make_commit, make_verdicts
-from luce_core.model.batch import PADDING, WORD_BITS, RowSet, row_places
-from luce_core.ops.sampling import StepParams
+from luce_core.model.batch import ALL_ALLOWED, PADDING, WORD_BITS, RowSet, row_places
+from luce_core.ops.sampling import MASK_BITS, StepParams
 from luce_core.speculation.tree import accept
 
 ROW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -55,8 +55,8 @@ class StaticNumbers:
 
 
 class StagedVerify:
-    """Held rows in buckets: (sequences, rows of each, what is sampled with or None, blocks by group). Rows
-    that are lacking are padding.
+    """Held rows in buckets: (sequences, rows of each, what is sampled with or None, blocks by group, whether
+    some are masked). Rows that are lacking are padding.
 
     Steps that are sampled on the device alone pick within `compute`; one row per sequence is committed there
     too. Others, and those that want log-probabilities, leave logits, and are sampled behind it. All buckets
@@ -85,7 +85,8 @@ class StagedVerify:
         count = next(size for size in ROW_BUCKETS if size >= most)
         params = self.programs.table.step(row.slot for row in rows)
         within = not any(inputs["top"]) and self._stays_on_device(params)
-        return len(rows), count, params.flags if within else None, table_sizes(rows)
+        masked = any(row.mask is not None for row in rows)
+        return len(rows), count, params.flags if within else None, table_sizes(rows), masked
 
     def _stays_on_device(self, params: StepParams) -> bool:
         """Whether sampling neither waits nor takes more memory than logits do: always so without flags."""
@@ -94,7 +95,7 @@ class StagedVerify:
 
     def stage(self, bucket: Bucket) -> StageBuffers:
         """One buffer for all of a step's numbers: one copy takes them to the device."""
-        num_seqs, count, flags, blocks = bucket
+        num_seqs, count, flags, blocks, masked = bucket
         rows, words = num_seqs * count, -(-count // WORD_BITS)
         if flags is None and self._logits.shape[0] < rows:
             self._logits = torch.empty(rows, self.programs.table.vocab, device=self.device)
@@ -103,6 +104,8 @@ class StagedVerify:
         shapes["position"] = (self.programs.axes, rows)
         shapes |= dict.fromkeys(("slot", "length"), (num_seqs,))
         shapes |= table_shapes(num_seqs, blocks)
+        if masked:
+            shapes["mask"] = (rows, -(-self.programs.table.vocab // MASK_BITS))
         numbers = StaticNumbers(shapes, self.device)
         on_host, there = numbers.on_host, numbers.there
         batch = self._batch(there, bucket)
@@ -111,7 +114,7 @@ class StagedVerify:
         return StageBuffers(bucket, numbers.host, numbers.device, Stage(on_host, batch, commit))
 
     def _batch(self, there: Mapping[str, Tensor], bucket: Bucket) -> ForwardBatch:
-        num_seqs, count, _, blocks = bucket
+        num_seqs, count, _, blocks, _ = bucket
         rows = num_seqs * count
         every = torch.arange(rows, dtype=torch.int32, device=self.device)
         programs = self.programs
@@ -134,11 +137,12 @@ class StagedVerify:
             table=static_tables(there, blocks),
             wanted=every,
             taps=taps,
+            mask=there.get("mask"),
         )
 
     def fill(self, buffers: StageBuffers, inputs: Mapping[str, Any]) -> None:
         """Every number a step has, padding included."""
-        host, (_, count, _, blocks) = buffers.view.host, buffers.bucket
+        host, (_, count, _, blocks, masked) = buffers.view.host, buffers.bucket
         rows: Sequence[RowSet] = inputs["rows"]
         host["slot"][:] = [row.slot for row in rows]
         host["length"][:] = [row.length for row in rows]
@@ -154,10 +158,12 @@ class StagedVerify:
             if row.positions is not None:
                 host["position"][:, s * count : s * count + len(row.tokens)] = row.positions
         fill_tables(host, rows, blocks)
+        if masked:
+            _fill_masks(host["mask"].view(np.uint32), rows, count)
 
     def compute(self, buffers: StageBuffers) -> Mapping[str, Tensor]:
         """Forward; with flags: the picks too; one row each: the commit too."""
-        stage, (_, count, flags, _) = buffers.view, buffers.bucket
+        stage, (_, count, flags, *_) = buffers.view, buffers.bucket
         backend, ops, table = self.programs.backend, self.programs.ops, self.programs.table
         batch, alive = stage.batch, stage.commit.count
         if count == 1:
@@ -193,12 +199,15 @@ class StagedVerify:
         return {**results, "picks": self._picks(*given)}
 
     def can_follow(self, inputs: Mapping[str, Any]) -> bool:
-        """One row per sequence, and sampling that needs no more of a text than the device knows."""
+        """One row per sequence, and sampling that needs no more of a text than the device knows: no mask."""
         rows: Sequence[RowSet] = inputs["rows"]
         table = self.programs.table
         params = table.step(row.slot for row in rows)
         return (
-            all(len(row.tokens) == 1 and table.newest.tells_ends(row.slot) for row in rows)
+            all(
+                len(row.tokens) == 1 and row.mask is None and table.newest.tells_ends(row.slot)
+                for row in rows
+            )
             and not (self.programs.drafters or any(inputs["top"]))
             and (self._stays_on_device(params) or not params.waits)
         )
@@ -270,6 +279,14 @@ def fill_tables(host: Mapping[str, np.ndarray], rows: Sequence[RowSet], sizes: T
             host[f"block {group}"][s, :used] = table.blocks
             host[f"first {group}"][s, :used] = table.firsts
             host[f"count {group}"][s] = used
+
+
+def _fill_masks(host: np.ndarray, rows: Sequence[RowSet], count: int) -> None:
+    """host: u32[sequences * count, words]."""
+    host[:] = ALL_ALLOWED
+    for s, row in enumerate(rows):
+        if row.mask is not None:
+            host[s * count : s * count + len(row.mask)] = row.mask
 
 
 def _ordinary(row: RowSet) -> bool:

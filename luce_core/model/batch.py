@@ -13,6 +13,8 @@ from torch import Tensor
 from luce_core.contracts import BlockTable, ForwardBatch, Round, SeqTable, Tap, tables_of
 
 WORD_BITS = 64
+ALL_ALLOWED = 0xFFFFFFFF
+"""A word of a mask in which every token may be picked."""
 PADDING = -2
 """`parent` of a row that stands for nothing."""
 
@@ -37,6 +39,8 @@ class RowSet:
     """RoPE positions [axes][rows]; None = the index on every axis."""
     embeds: Sequence[tuple[int, Tensor]] = ()
     """Rows that take embeddings in place of their token's: (place of the first, f32[n, E])."""
+    mask: np.ndarray | None = None
+    """held: u32[wanted rows, (V + 31) // 32], see `ForwardBatch.mask`; None = every token may be picked."""
 
 
 def make_batch(
@@ -75,6 +79,7 @@ def make_batch(
         taps=taps or {},
         embeds=embeds,
         embed_rows=embed_rows,
+        mask=_mask(rows, tensor),
     )
 
 
@@ -162,6 +167,7 @@ def _single_row(row: RowSet, axes: int, device: str, taps: Mapping[Tap, Tensor] 
         table={group: _block_table([table], tensor) for group, table in row.tables.items()},
         wanted=tensor.here(same.zero),
         taps=taps or {},
+        mask=_mask([row], tensor),
     )
 
 
@@ -231,6 +237,21 @@ def _embeds(
         return None, None
     places = np.concatenate([np.arange(at, at + one.shape[0]) for at, one in given])
     return tensor.here(torch.cat([one for _, one in given])), tensor.i32(places)
+
+
+def _mask(rows: Sequence[RowSet], tensor: _Tensors) -> Tensor | None:
+    words = next((row.mask.shape[1] for row in rows if row.mask is not None), None)
+    if words is None:
+        return None
+    every = np.concatenate([_words(row, words) for row in rows])
+    return tensor.i32(every.view(np.int32))
+
+
+def _words(row: RowSet, words: int) -> np.ndarray:
+    if row.mask is not None:
+        return row.mask
+    count = len(row.tokens if row.wanted is None else row.wanted)
+    return np.full((count, words), ALL_ALLOWED, np.uint32)
 
 
 def _block_table(tables: Sequence[SeqTable], tensor: _Tensors) -> BlockTable:

@@ -1,7 +1,8 @@
 """Engine-side ops: parameter table by slot, logit processing, Gumbel-max sampling. References in torch.
 
-Order of transforms, as documented to users: logit bias, repetition penalty, frequency and presence
-penalties, DRY, minimum length, top-n-sigma, temperature, top-k, typical-p, top-p, min-p, XTC, noise, argmax.
+Order of transforms, as documented to users: mask of a constraint, logit bias, repetition penalty,
+frequency and presence penalties, DRY, minimum length, top-n-sigma, temperature, top-k, typical-p, top-p,
+min-p, XTC, noise, argmax.
 Every filter works on the distribution left by the one before.
 Temperature 0 is noise 0: the argmax of the processed logits, lowest id on ties.
 """
@@ -25,6 +26,9 @@ HEAD = 256
 
 WORD_BITS = 64
 """Of `sees`."""
+
+MASK_BITS = 32
+"""Of a word of `ForwardBatch.mask`."""
 
 DRY_MOST = 60
 """Largest exponent of a DRY penalty: beyond it a logit is as good as forbidden, and floats end."""
@@ -173,12 +177,16 @@ def _rows(b: ForwardBatch) -> tuple[Tensor, Tensor]:
 
 
 def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
-    """f32[R, V] -> f32[R, V]: bias, penalties, minimum length, temperature. The input is left as it was."""
+    """f32[R, V] -> f32[R, V]: mask, bias, penalties, minimum length, temperature. The input is left as it
+    was.
+    """
     flags, table = params.flags, params.table
-    if not flags & PROCESSED:
+    if b.mask is None and not flags & PROCESSED:
         return logits
     slot, index = _rows(b)
     out = logits.clone()
+    if b.mask is not None:
+        out.masked_fill_(~_allowed(b.mask, out.shape[1]), -torch.inf)
     if "bias" in flags and table.bias is not None:
         out += table.bias[slot]
     marked = _marked(slot, params)
@@ -195,6 +203,12 @@ def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams
         temperature = table.temperature[slot]
         out /= torch.where(temperature > 0, temperature, 1.0)[:, None]
     return out
+
+
+def _allowed(mask: Tensor, vocab: int) -> Tensor:
+    """i32[R, words] -> bool[R, V]."""
+    token = torch.arange(vocab, device=mask.device)
+    return (mask[:, token // MASK_BITS] >> (token % MASK_BITS)) & 1 > 0
 
 
 def _marked(slot: Tensor, params: StepParams) -> Tensor:

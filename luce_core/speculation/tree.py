@@ -92,13 +92,19 @@ def _cut(tree: Candidates, capacity: int) -> Candidates:
     if len(tree) <= capacity:
         return tree
     best = sorted(range(len(tree)), key=lambda node: (-tree.survival[node], node))[:capacity]
-    keep = sorted(best)
-    place = {node: new for new, node in enumerate(keep)} | {-1: -1}
+    return keep(tree, sorted(best))
+
+
+def keep(tree: Candidates, nodes: Sequence[int]) -> Candidates:
+    """The tree of these nodes, which rise, each with its parent."""
+    if len(nodes) == len(tree):
+        return tree
+    place = {node: new for new, node in enumerate(nodes)} | {-1: -1}
     return Candidates(
-        tuple(tree.tokens[node] for node in keep),
-        tuple(place[tree.parents[node]] for node in keep),
-        tuple(tree.survival[node] for node in keep),
-        tuple(tree.sources[node] for node in keep),
+        tuple(tree.tokens[node] for node in nodes),
+        tuple(place[tree.parents[node]] for node in nodes),
+        tuple(tree.survival[node] for node in nodes),
+        tuple(tree.sources[node] for node in nodes),
     )
 
 

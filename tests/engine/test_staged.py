@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -114,13 +115,33 @@ def test_what_a_bucket_is(rig):
         return staged.bucket({"rows": rows, "top": [0] * len(rows)})
 
     one, tree = row_of(made, [8]), row_of(made, [8, 9, 10, 11, 12], parents=[-1, 0, 0, 1, 1])
-    assert bucket(one) == (1, 1, frozenset(), tuple((group, LEAST_BLOCKS) for group in one.tables))
+    assert bucket(one) == (1, 1, frozenset(), tuple((group, LEAST_BLOCKS) for group in one.tables), False)
+    assert bucket(one, evolve(one, mask=np.ones((1, 10), np.uint32)))[4]
     assert bucket(one, tree)[:2] == (2, 6)
     assert bucket(evolve(tree, wanted=[4])) is None
     assert bucket(evolve(tree, sure=2)) is None
     assert bucket(evolve(tree, tokens=[8] * 65, parents=None)) is None
     made.engine.table.take(one.slot, SamplingParams(temperature=0.5), [1], [])
     assert bucket(one)[2] is None
+
+
+def test_masks_are_those_of_plain_calls_beside_padding_and_rows_without(rig):
+    made, _ = rig("pages")
+    staged, axes = made.pipeline.executor.staged["verify"], made.engine.spec.position_axes
+    words = -(-made.engine.spec.vocab // 32)
+    masks = np.random.default_rng(1).integers(0, 1 << 32, (3, words), np.uint32)
+    rows = [row_of(made, [8, 9, 10], mask=masks), row_of(made, [8])]
+    inputs = {"rows": rows, "top": [0, 0]}
+    buffers = staged.stage(staged.bucket(inputs))
+    for _ in range(2):  # what was there before is no matter
+        staged.fill(buffers, inputs)
+        buffers.device.copy_(buffers.host)
+        got, wanted = buffers.view.batch, make_batch("held", rows, axes=axes)
+        assert got.mask[:4].equal(wanted.mask)
+        assert got.mask.dtype is torch.int32
+        assert bool((got.mask[4:] == -1).all())
+        buffers.host.fill_(7)
+    assert make_batch("held", rows[1:], axes=axes).mask is None
 
 
 @pytest.mark.parametrize("parents", [None, [-1, 0, 0]])

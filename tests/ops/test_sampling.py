@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -173,6 +174,34 @@ def test_a_row_does_not_depend_on_its_neighbours():
         b, step = batch([slot], [5 + slot]), table.step([slot])
         alone = sample(None, process_logits(None, rows[slot : slot + 1], b, step), b, step)
         assert int(alone) == picked[slot]
+
+
+def test_a_mask_forbids_before_anything_else():
+    """Bits of words, the highest too; a bias brings back nothing, and filters see what is left."""
+    vocab = 40
+    table = ParamTable(2, vocab)
+    table.take(0, SamplingParams(temperature=0.0, logit_bias={3: 50.0}), [], ())
+    table.take(1, SamplingParams(temperature=1.0, top_k=2, seed=1), [], ())
+    words = torch.tensor([[1 << 5 | 1 << 30, 1 << 7], [-(1 << 31), 1]], dtype=torch.int32)
+    b, rows = evolve(batch([0, 1], [1, 1]), mask=words), torch.arange(2.0 * vocab).view(2, vocab)
+    out = process_logits(None, rows, b, table.step([0, 1]))
+    allowed = [(out[row] > -torch.inf).nonzero().flatten().tolist() for row in range(2)]
+    assert allowed == [[5, 30, 39], [31, 32]]
+    assert out[0, 39] == rows[0, 39]
+    picked = [
+        sample(None, process_logits(None, rows, evolve(b, index=b.index + n), step), b, step).tolist()
+        for n, step in enumerate([table.step([0, 1])] * 20)
+    ]
+    assert {one for one, _ in picked} == {39}
+    assert {other for _, other in picked} <= {31, 32}
+
+
+def test_a_mask_alone_is_reason_enough():
+    table = ParamTable(1, 3)
+    table.take(0, SamplingParams(temperature=0.0), [], ())
+    b = evolve(batch([0], [1]), mask=torch.tensor([[0b101]], dtype=torch.int32))
+    out = process_logits(None, torch.tensor([[1.0, 9.0, 2.0]]), b, table.step([0]))
+    assert out.tolist() == [[1.0, -math.inf, 2.0]]
 
 
 def test_the_input_of_process_logits_is_left_alone():

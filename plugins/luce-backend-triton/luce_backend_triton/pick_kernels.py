@@ -36,14 +36,14 @@ def gumbel(seed, index, token):
 @triton.jit(do_not_specialize=["most"])
 def process(
     logits, out, wanted, seq, slot, index, token, sees, query_start, sure,
-    bias, marks, repetition, frequency, presence, min_index, temperature, vocab, most, words,
-    BIAS: tl.constexpr, PENALTY: tl.constexpr, MIN_TOKENS: tl.constexpr, NOISE: tl.constexpr,
-    STEP: tl.constexpr, OVERLAP: tl.constexpr,
+    mask, bias, marks, repetition, frequency, presence, min_index, temperature, vocab, most, words,
+    mask_words, MASK: tl.constexpr, BIAS: tl.constexpr, PENALTY: tl.constexpr, MIN_TOKENS: tl.constexpr,
+    NOISE: tl.constexpr, STEP: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """What comes before the filters, of STEP columns of one row; bits of the reference, so nothing is fused.
 
-    bias f32[slots, V]; marks i32[slots, V], see `luce_core.ops.marks`. most: rows of a sequence; words: of
-    sees. Grid (rows, vocab / STEP).
+    mask i32[R, mask_words], see `ForwardBatch`; bias f32[slots, V]; marks i32[slots, V], see
+    `luce_core.ops.marks`. most: rows of a sequence; words: of sees. Grid (rows, vocab / STEP).
     """
     let_next_start(OVERLAP)
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -54,6 +54,9 @@ def process(
     wait_only(OVERLAP)
     c = split * STEP + tl.arange(0, STEP)
     v = tl.load(logits + row * vocab + c, mask=c < vocab, other=0.0)
+    if MASK:
+        word = tl.load(mask + row * mask_words + c // 32, mask=c < vocab, other=0)
+        v = tl.where(((word >> (c % 32)) & 1) > 0, v, -float("inf"))
     if BIAS:
         v += tl.load(bias + s * vocab + c, mask=c < vocab, other=0.0)
     if PENALTY or MIN_TOKENS:

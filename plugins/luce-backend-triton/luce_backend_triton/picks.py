@@ -38,15 +38,19 @@ def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams
     """See `luce_core.ops.sampling`. One launch, and the same bits."""
     flags, table = params.flags, params.table
     wanted = flags & PROCESSED
-    if not wanted or wanted - HERE or not logits.is_contiguous() or not logits.numel():
+    if b.mask is None and not wanted:
+        return logits
+    if wanted - HERE or not logits.is_contiguous() or not logits.numel():
         return sampling.process_logits(ops, logits, b, params)
     (rows, vocab), out = logits.shape, torch.empty_like(logits)
     bias = logits if table.bias is None else table.bias  # never read where not needed
     marks = logits if table.marks.table is None else table.marks.table
+    mask = logits if b.mask is None else b.mask
     kernels.process[rows, triton.cdiv(vocab, STEP)](
         logits, out, b.wanted, b.seq, b.slot, b.index, b.token, b.sees, b.query_start, b.sure,
-        bias, marks, table.repetition, table.frequency, table.presence, table.min_index, table.temperature,
-        vocab, 1 + b.token.shape[0] - b.slot.shape[0], b.sees.shape[1], BIAS="bias" in flags,
+        mask, bias, marks, table.repetition, table.frequency, table.presence, table.min_index,
+        table.temperature, vocab, 1 + b.token.shape[0] - b.slot.shape[0], b.sees.shape[1], mask.shape[1],
+        MASK=b.mask is not None, BIAS="bias" in flags,
         PENALTY="penalty" in flags, MIN_TOKENS="min_tokens" in flags, NOISE="noise" in flags, STEP=STEP,
         enable_fp_fusion=False, **_told(logits),
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from luce_backend_triton import attention, delta, moe, ops, picks, route, state
@@ -344,6 +345,11 @@ def picking(device: str) -> Iterator[KernelCheck]:
     other = namespace.process_logits(logits, batch, step)
     other = other != sampling.process_logits(namespace, logits, batch, step)
     yield KernelCheck("picks, penalties", float(other.sum()), 0.0, ("process_logits",))
+    words = torch.randint(-(1 << 31), 1 << 31, (rows, -(-vocab // 32)), dtype=torch.int32, device=device)
+    masked = evolve(batch, mask=words)
+    other = namespace.process_logits(logits, masked, step)
+    other = other != sampling.process_logits(namespace, logits, masked, step)
+    yield KernelCheck("picks, masks", float(other.sum()), 0.0, ("process_logits",))
     one = torch.ones(rows, dtype=torch.int32, device=device)
     marks = torch.zeros(rows, vocab, dtype=torch.int32, device=device)
     noted = namespace.note_picks(got, one, batch.slot, table.newest, marks)

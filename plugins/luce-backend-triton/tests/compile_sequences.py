@@ -176,10 +176,11 @@ def variants(target, dim, pairs):
         **dict.fromkeys(("rows", "vocab", "part", "parts", "num_seqs"), "i32"),
         "seeds": "*i64", "seq": "*i32",
     }  # fmt: skip
-    numbers |= dict.fromkeys(("limits", "found", "listed", "cuts", "lasts", "marks", "sure"), "*i32")
+    numbers |= dict.fromkeys(("limits", "found", "listed", "cuts", "lasts", "marks", "sure", "mask"), "*i32")
     numbers |= dict.fromkeys(("above", "sees", "top_k", "min_index"), "*i64")
-    numbers |= {"words": "i32", "most": "i32"}
-    first = {"BIAS": True, "PENALTY": True, "MIN_TOKENS": True, "NOISE": True, "STEP": 1024, **overlap}
+    numbers |= {"words": "i32", "most": "i32", "mask_words": "i32"}
+    first = dict.fromkeys(("MASK", "BIAS", "PENALTY", "MIN_TOKENS", "NOISE"), True)
+    first |= {"STEP": 1024, **overlap}
     yield pick_kernels.process, first, numbers, {"enable_fp_fusion": False}
     yield pick_kernels.top_of_part, {"CUT": True, "STEP": 1024, **overlap}, numbers, {}
     for done in range(2) if ability_of(target).atomics else ():

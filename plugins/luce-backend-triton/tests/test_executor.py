@@ -10,6 +10,7 @@ from luce_backend_triton import executor
 from luce_backend_triton.executor import GraphExecutor
 
 from luce_core.contracts import SamplingParams
+from luce_core.testing.constraints import Automaton
 from luce_core.testing.dense import write_dense_model
 from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.pipeline import TOY_HOOKS, EngineRig, make_pipeline
@@ -77,6 +78,26 @@ def test_tokens_are_those_of_plain_calls(write, params, drafted):
     ]
     wanted, got = (one.generate(*PROMPTS, max_tokens=7, params=params) for one in rigs)
     assert got == wanted
+    assert sum(one.runs for one in captures) > 2
+
+
+EVENS, ODDS = range(32, 200, 2), range(1, 280, 2)
+TURNS = Automaton({0: dict.fromkeys(EVENS, 1), 1: dict.fromkeys(ODDS, 0)}, frozenset())
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafted", [False, True])
+def test_constrained_tokens_are_those_of_plain_calls(write, params, drafted):
+    """Beside a request without; masks are inputs of captured steps."""
+    answers, captures = [], Captures()
+    for runs in (None, GraphExecutor("cpu", captures)):
+        one = rig(write, runs, [ScriptedDrafter(branches)] if drafted else ())
+        these = [one.submit(prompt, 9, params, constraint=TURNS) for prompt in PROMPTS[:2]]
+        these.append(one.submit(PROMPTS[2], 9, params))
+        one.run()
+        answers.append([answer.ids for answer in these])
+    assert answers[0] == answers[1]
+    assert all(token % 2 == place % 2 for place, token in enumerate(answers[0][0]))
     assert sum(one.runs for one in captures) > 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -30,7 +31,8 @@ def batch(device, slots=(3, 0, 5), rows=2):
         "index": torch.arange(count) * 7,
         "wanted": torch.arange(1, count),
     }
-    return SimpleNamespace(**{name: each.to(device, torch.int32) for name, each in numbers.items()})
+    numbers = {name: each.to(device, torch.int32) for name, each in numbers.items()}
+    return SimpleNamespace(**numbers, mask=None)
 
 
 def table(device, *params):
@@ -236,6 +238,21 @@ def test_what_comes_before_the_filters_has_the_bits_of_the_reference(device, ask
         assert rows.equal(before)
         assert got.equal(sampling.process_logits(None, rows, b, step))
         assert len(b.wanted) == 1 or not got.equal(rows)
+
+
+@pytest.mark.parametrize("asked", [{}, *ASKED.values()], ids=["nothing", *ASKED])
+def test_masks_have_the_bits_of_the_reference(device, asked):
+    of, rows = asked_of(device, **asked), logits(device, 5)
+    words = np.random.default_rng(3).integers(0, 1 << 32, (4, -(-VOCAB // 32)), np.uint32)
+    trees = [RowSet(3, 20, [31, 9, 8, 9], {}, parents=[-1, 0, 0, 1], mask=words), RowSet(0, 60, [31], {})]
+    b, before, step = make_batch("held", trees, device=device), rows.clone(), of.step(range(SLOTS))
+    got, wanted = (way.process_logits(None, rows, b, step) for way in (picks, sampling))
+    assert got.equal(wanted)
+    assert rows.equal(before)
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
+    forbidden = got[:4].cpu().numpy() == -np.inf
+    assert (forbidden | bits.astype(bool)).all()
+    assert bool(picks.sample(None, got, b, step).equal(sampling.sample(None, wanted, b, step)))
 
 
 @pytest.mark.parametrize("asked", [{"top_n_sigma": 1.0, "temperature": 1.0}, {"dry_multiplier": 0.5}])
