@@ -1,4 +1,4 @@
-"""benchmarks/triton/variants.py: a setting reaches what was chosen before; one that reaches nothing is told."""
+"""benchmarks/triton/variants.py: a setting reaches what was chosen; one that reaches nothing is told."""
 
 from __future__ import annotations
 
