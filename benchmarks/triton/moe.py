@@ -69,13 +69,14 @@ def main() -> None:
     parser.add_argument("--portable", action="store_true", help="Triton alone, without CUDA C++")
     parser.add_argument("--rows", default="1,2,4,16,128,2048")
     parser.add_argument("--down", default="Q4_K", help="format of the second product")
+    parser.add_argument("--layers", type=int, default=12)
     record.add_option(parser)
     given = parser.parse_args()
     shared = {"model": "35B-A3B layer", "quant": "Q4_K", "context": 0, "portable": given.portable}
     with record.Record(given.out, str(DEVICE), shared) as kept:
         ceiling = read_ceiling(DEVICE)
         kept.say(f"{torch.cuda.get_device_name(DEVICE)}, reads {ceiling / 1e9:.0f} GB/s; 35B-A3B layer")
-        measured = Measured(given.portable, given.down)
+        measured = Measured(given.portable, given.down, given.layers)
         for variant in (AS_IT_IS, *given.variants):
             for rows in map(int, given.rows.split(",")):
                 with settings(variant):
@@ -85,13 +86,13 @@ def main() -> None:
 class Measured:
     """Layers of one model, and what runs them."""
 
-    def __init__(self, portable: bool, down: str) -> None:
+    def __init__(self, portable: bool, down: str, layers: int) -> None:
         self.model = Model()
         linears = ops.PORTABLE if portable else ops.CUDA
         self.op = (moe.PORTABLE if portable else moe.CUDA).experts
         names = ("pack_group", "linear", "table_rows", "norm_linear", "linear_out", "gated_mlp")
         self.ops = build_ops({name: getattr(linears, name) for name in names})
-        self.layers = [Layer(self.model, self.ops, seed, down) for seed in range(12)]
+        self.layers = [Layer(self.model, self.ops, seed, down) for seed in range(layers)]
 
     def run(self, layers: list[Layer], x: torch.Tensor, batch: object) -> torch.Tensor:
         """One behind the other."""

@@ -7,7 +7,9 @@ Each argument is one variant: names of `luce_backend_triton` modules with the va
 the CUDA C++ is compiled with, or `triton.carveout`, the share of shared memory Triton's kernels want. One
 engine is loaded; kernels are chosen, compiled and captured anew for every variant. As it is comes first and
 last: what these two differ by, a variant has to gain. A variant with the launches of as it is says so, is not
-timed, and makes the whole fail in the end: its setting reaches nothing. --profile: of the best.
+timed, and makes the whole fail in the end: its setting reaches nothing. Tokens: of a greedy answer, how many
+are those of as it is before the first other one; where nothing is summed or rounded otherwise, all must be.
+--profile: of as it is and of the best.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from decode import DEVICE, Bench, breakdown, model_file, of
+from decode import ANSWER, DEVICE, Bench, breakdown, model_file, of, prompt
 from luce_backend_triton import executor, few_rows, kernels, nvrtc
 from triton.compiler import CompiledKernel
 
@@ -169,7 +171,8 @@ class Steps:
         self.bench = Bench(path, max_sequences=max(4, rows))
         self.depth, self.rows, self.repeats = depth, rows, repeats
         self.plain: Counter[str] | None = None
-        """Launches of as it is."""
+        self.tokens: list[int] = []
+        """Launches and an answer of as it is."""
 
     def run(self, variant: str) -> tuple[float, float, str] | None:
         """Seconds of a step by the engine, by the device, and what is other than as it is; None: nothing."""
@@ -183,7 +186,12 @@ class Steps:
             for _ in range(self.repeats - 1):
                 took = min(took, self.bench.decode_s(self.depth, self.rows))
             *_, (_, captured) = self.bench.graphs()
-            return took, self.bench.device_s(captured), difference(self.plain, found)
+            device, other = self.bench.device_s(captured), difference(self.plain, found)
+            _, answer = (self.bench.answer(prompt(9), ANSWER) for _ in range(2))  # the second finds a cache
+            self.tokens = self.tokens or answer
+            same = [a == b for a, b in zip(answer, self.tokens, strict=True)]
+            alike = same.index(False) if False in same else len(same)
+            return took, device, f"{other}; {alike} of {len(same)} tokens"
 
     def profile(self, variant: str) -> None:
         self.bench.engine.executor._programs[STEP].buckets.clear()
@@ -203,7 +211,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1, help="sequences of one row each")
     parser.add_argument("--repeats", type=int, default=2, help="the best counts")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "luce-models")
-    parser.add_argument("--profile", action="store_true", help="a step of the best variant")
+    parser.add_argument("--profile", action="store_true", help="a step as it is, and of the best variant")
     record.add_option(parser)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
@@ -224,8 +232,8 @@ def main() -> int:
                 placed = {"context": asked.depth, "batch": asked.rows, "variant": variant}
                 seconds = {"seconds_per_step": took, "device_seconds": device}
                 kept.say(line, "engine, variant", **of(name), **placed, **seconds)
-            if asked.profile:
-                steps.profile(best[1])
+            for variant in dict.fromkeys((AS_IT_IS, best[1])) if asked.profile else ():
+                steps.profile(variant)
             del steps
     return 1 if idle else 0
 

@@ -44,8 +44,11 @@ def close(y, want, bits):
         ("NVFP4", 40, 320, 2, Shape("gemv", 2, 1, 3, 2)),
     ],
 )
-def test_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape):
-    check_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape, imma=False)
+@pytest.mark.parametrize("sooner", [0, 1])
+def test_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape, sooner):
+    """sooner: x by registers, and a whole ring of records asked for before it."""
+    defines = {"X_BY_REGISTERS": sooner, "ALL_STAGES": sooner}
+    check_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape, imma=False, **defines)
 
 
 @pytest.mark.parametrize("x_rows", [1, 2, 3, 4])
@@ -55,10 +58,10 @@ def test_gemv_on_tensor_cores(tmp_path, blocks, dequantized, name, x_rows):
     check_gemv(tmp_path, blocks, dequantized, name, 40, 512, 2, shape, imma=True)
 
 
-def check_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape, imma):
+def check_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape, imma, **defines):
     data, m = blocks(name, rows, cols), shape.x_rows
     x, bias, residual = torch.randn(m, cols), torch.randn(rows), torch.randn(m, rows)
-    y = simt.product(tmp_path, name, data, x, shape, grid, bias, residual, imma)
+    y = simt.product(tmp_path, name, data, x, shape, grid, bias, residual, imma, **defines)
     exact = torch.from_numpy(dequantized(data, name).copy()).double()
     close(y, x.double() @ exact.T + bias.double() + residual.double(), 1e-4)
 
