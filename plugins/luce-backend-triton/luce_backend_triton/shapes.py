@@ -46,14 +46,16 @@ APART = False
 MMA_APART = {
     8: ((2, 16), (2, 12), (2, 8), (1, 8)),
     16: ((2, 16), (2, 12), (2, 8), (1, 8)),
-    24: ((2, 12), (2, 8), (1, 8)),
+    24: ((2, 16), (2, 12), (2, 8), (1, 8)),
     32: ((2, 12), (2, 8), (1, 8)),
 }
 """Rows of x -> (tiles, most warps) of the one block that a multiprocessor holds then."""
-MMA_APART_GROUPS = {8: MMA_APART[24], 16: MMA_APART[24], 24: ((1, 12), (1, 8)), 32: ((1, 12), (1, 8))}
+MMA_APART_GROUPS = {8: MMA_APART[32], 16: MMA_APART[32], 24: ((1, 12), (1, 8)), 32: ((1, 12), (1, 8))}
 """The same where every group's sum has a scale of its own."""
 APART_STAGES, X_STAGES = (3, 2), (4, 3)
 """Of each warp's ring, and of x: the most that fit, the former first."""
+SCHEDULERS = 4
+"""Of a multiprocessor: the busiest has as many warps as matter where arithmetic does, not memory."""
 ROUND = 4
 """What a block's next columns cost beside its records there, in records."""
 MMA_GROUPS = ((1, 4, 3, 2), (1, 4, 2, 1), (1, 2, 2, 1))
@@ -131,7 +133,8 @@ def apart(fmt: RecordFormat, rows: int, tiles: int, blocks: int, room: Room) -> 
     for each, most in (MMA_APART_GROUPS if _by_group(fmt) else MMA_APART)[rows]:
         for warps in range(most, 3, -1):
             shape = Shape("mma", rows, each, warps, 2, 1, X_STAGES[-1])
-            took = -(-shape.owners(tiles) * blocks // room.multiprocessors) * (each * warps + ROUND)
+            rounds = -(-shape.owners(tiles) * blocks // room.multiprocessors)
+            took = rounds * (each * (warps + -(-warps // SCHEDULERS) * SCHEDULERS) / 2 + ROUND)
             if (best is None or took < least) and room.fits(shape.shared_bytes(fmt, tiles, blocks, 1), 1):
                 best, least = shape, took
     if best is None:

@@ -54,6 +54,7 @@ REPLACED = {
     r"(void copy_bulk\(void\* shared, const void\* global, int bytes, u64\* barrier\)) \{.*?\n\}": r"\1 "
     r"{ copy_to(shared, global, bytes, barrier); }",
     r"(void wait_at\(u64\* barrier, u32 turn\)) \{.*?\n\}": r"\1 { wait_for_turn(barrier, turn); }",
+    r"(u32 one_more\(u32\* count\)) \{.*?\n\}": r"\1 { return atomicAdd(count, 1u); }",
     r"(bool count_to\(u32\* count, u32 all\)) \{.*?\n\}": r"\1 "
     r"{ return atomicInc(count, all - 1) == all - 1; }",
     r"extern __shared__ __align__\(16\) (\w+) (\w+)\[\];": r"\1* \2 = (\1*)block_shared;",

@@ -298,15 +298,21 @@ __device__ __forceinline__ bool count_to(u32* count, u32 all) {
 }
 #endif
 
+// Counts; what this warp wrote is there before, what it reads is read behind.
+__device__ __forceinline__ u32 one_more(u32* count) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+  return before;
+}
+
 // Whether this warp is the last of `parts` to have left its sums.
 __device__ __forceinline__ bool is_last(u32* arrived, int parts, int lane) {
-  __threadfence();
   __syncwarp();
   u32 before = 0;
-  if (lane == 0) before = atomicAdd(arrived, 1u);
+  if (lane == 0) before = one_more(arrived);
   before = __shfl_sync(~0u, before, 0);
   if (before != parts - 1) return false;
-  __threadfence();
+  __syncwarp();
   if (lane == 0) *arrived = 0;
   return true;
 }
