@@ -9,7 +9,6 @@ small tiles. There the sum over experts, with the shared expert and the residual
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from functools import cache
 from itertools import product as product_of
 from typing import Any
@@ -24,11 +23,14 @@ from luce_backend_triton.formats import FORMATS, TILE_ROWS, RecordFormat, tiles_
 from luce_backend_triton.kernels import INTERPRETED
 from luce_backend_triton.matrix import Group, Matrix
 from luce_backend_triton.memory import SCRATCH_BYTES
+from luce_backend_triton.moe_args import down_of, stack_of
 from luce_backend_triton.product import ACTS, Rows
-from luce_backend_triton.route import Routed
+from luce_backend_triton.route import Asked, Routed
 from luce_core.contracts import Clamp, ExpertBank, Norm, SharedExpert
 from luce_core.ops import moe as reference
 
+FRONT = "gemv choose.cuh"
+"""Of csrc, in front of the kernels for few rows."""
 FEW_PAIRS = 256
 """Most pairs of row and expert that each read their own records."""
 SHAPES = ((8, 3), (8, 2), (4, 2), (2, 2), (1, 2))
@@ -110,29 +112,55 @@ class Experts:
         if not takes(bank, act) or not x.shape[0]:
             return reference.experts(ops, x, norm, routed, bank, shared, residual, post, act, clamp)
         x = x.float().contiguous()
-        ids = routed[0].contiguous()
-        few, stack = self._few(x, ids), bank.stack
-        weight = _floats(routed[1])  # before the products, which `_Few.down` does not wait for with it
         own = None if residual is None or post is not None else _floats(residual)
-        alike = few and shared is not None and _alike(bank, shared, clamp)
-        chosen = _Few(bank, ids, shared if alike else None, self.fixed) if few else _Sorted(bank, ids)
-        middle, beside = chosen.middle(_given(routed, x, norm), stack.gate_up, act, clamp), None
-        out = None
-        if isinstance(chosen, _Few) and (alike or shared is None):
-            out = chosen.down(middle, weight, shared, x, norm, own)
+        given = (x, norm, routed, bank, shared, own, act, clamp)
+        out = self._choosing(*given)
         if out is None:
-            (y,) = chosen.products(middle, (stack.down,), 1)
-            y = y.view(x.shape[0], chosen.each, -1)
-            if alike:
-                beside = y[:, -1]
-            elif shared is not None:
-                beside = ops.gated_mlp(x, norm, shared.gate_up, shared.down, act=act, clamp=shared.clamp)
-            factor = None if shared is None else shared.gate
-            out = _combine(y, ids, weight, bank.lut, beside, factor, x, norm, own)
+            out = self._chosen(ops, *given)
         if post is None:
             return out
         out = ops.rms(out, post)
         return out if residual is None else ops.add(residual, out)  # type: ignore[no-any-return]
+
+    def _choosing(
+        self, x: Tensor, norm: Norm | None, routed: tuple[Tensor, Tensor], bank: ExpertBank,
+        shared: SharedExpert | None, own: Tensor | None, act: str, clamp: Clamp | None,
+    ) -> Tensor | None:  # fmt: skip
+        """By launches that choose the experts; None: they cannot, nothing was done."""
+        asked = routed.asked if isinstance(routed, Routed) else None
+        if asked is None or not self.cuda or not (shared is None or _alike(bank, shared, clamp)):
+            return None
+        chosen = _Few(bank, asked, x.shape[0], asked.top_k, shared, self.fixed)
+        if chosen.together > 1 or not chosen.down_fits(x.shape[1]):
+            return None
+        middle = chosen.middle(_given(routed, x, norm), bank.stack.gate_up, act, clamp)
+        return chosen.down(middle, None, shared, x, norm, own)
+
+    def _chosen(
+        self, ops: Any, x: Tensor, norm: Norm | None, routed: tuple[Tensor, Tensor], bank: ExpertBank,
+        shared: SharedExpert | None, own: Tensor | None, act: str, clamp: Clamp | None,
+    ) -> Tensor:  # fmt: skip
+        """With ids and weights."""
+        ids, stack = routed[0].contiguous(), bank.stack
+        few = self._few(x, ids)
+        weight = _floats(routed[1])  # before the products, which `_Few.down` does not wait for with it
+        alike = few and shared is not None and _alike(bank, shared, clamp)
+        chosen: _Few | _Sorted
+        if few:
+            chosen = _Few(bank, ids, *ids.shape, shared if alike else None, self.fixed)
+        else:
+            chosen = _Sorted(bank, ids)
+        middle, beside = chosen.middle(_given(routed, x, norm), stack.gate_up, act, clamp), None
+        if isinstance(chosen, _Few) and (alike or shared is None) and chosen.down_fits(x.shape[1]):
+            return chosen.down(middle, weight, shared, x, norm, own)
+        (y,) = chosen.products(middle, (stack.down,), 1)
+        y = y.view(x.shape[0], chosen.each, -1)
+        if alike:
+            beside = y[:, -1]
+        elif shared is not None:
+            beside = ops.gated_mlp(x, norm, shared.gate_up, shared.down, act=act, clamp=shared.clamp)
+        factor = None if shared is None else shared.gate
+        return _combine(y, ids, weight, bank.lut, beside, factor, x, norm, own)
 
     def _few(self, x: Tensor, ids: Tensor) -> bool:
         return self.cuda and x.is_cuda and ids.numel() <= FEW_PAIRS
@@ -141,23 +169,9 @@ class Experts:
 # --- few rows
 
 
-class _Stack(ctypes.Structure):
-    """`Stack` of csrc/moe.cu."""
-
-    _fields_ = (
-        ("records", ctypes.c_void_p * 2),
-        ("beside", ctypes.c_void_p * 2),
-        ("ids", ctypes.c_void_p),
-        ("lut", ctypes.c_void_p),
-        *((name, ctypes.c_void_p) for name in ("x", "norm", "ready", "y")),
-        *((name, ctypes.c_int) for name in ("per", "n", "used", "known", "width", "ldx", "act", "clamp")),
-        *((name, ctypes.c_float) for name in ("limit", "eps")),
-    )
-
-
 @cache
 def _kernel(device: int, name: str, shape: Shape, source: str, function: str) -> nvrtc.Kernel:
-    return few_rows.load(device, source, function, few_rows.defines(FORMATS[name], shape), after="gemv")
+    return few_rows.load(device, source, function, few_rows.defines(FORMATS[name], shape), after=FRONT)
 
 
 def few_bytes(
@@ -166,7 +180,7 @@ def few_bytes(
     """Shared memory of one of `grid` thread blocks; known: experts there are ids of."""
     sums = shape.warps * (64 * warp_room(shape, tiles, blocks, grid, matrices) + 4)
     each = blocks * few_rows.X_BYTES + sums + 4
-    return shape.ring_bytes(fmt) + shape.x_rows * each + 4 * known
+    return shape.ring_bytes(fmt) + shape.x_rows * each + 4 * (known + 1)
 
 
 def warp_room(shape: Shape, tiles: int, blocks: int, grid: int, matrices: int) -> int:
@@ -195,17 +209,6 @@ def _shape(
     return found, grid
 
 
-class _Down(ctypes.Structure):
-    """`Down` of csrc/moe_down.cu."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("records", "beside", "ids", "lut", "given", "weights")),
-        *((name, ctypes.c_void_p) for name in ("x", "norm", "mix", "residual", "y")),
-        *((name, ctypes.c_int) for name in ("used", "hidden", "width", "n", "ldw", "ldx", "ldr")),
-        ("eps", ctypes.c_float),
-    )
-
-
 def down_bytes(fmt: RecordFormat, shape: Shape, most: int, each: int) -> int:
     """Shared memory of a thread block of at most `most` tiles."""
     of_warp = shape.ring_bytes(fmt) // shape.warps + 2 * few_rows.X_BYTES + 64 * most + 8
@@ -229,12 +232,17 @@ def _down_shape(
 
 
 class _Few:
-    """Every pair by itself. shared: as one more expert, that every row has."""
+    """Every pair by itself. who: ids, or what the launches choose by. shared: as one more expert, that every
+    row has.
+    """
 
-    def __init__(self, bank: ExpertBank, ids: Tensor, shared: SharedExpert | None, fixed: bool) -> None:
-        self.bank, self.ids, self.fixed = bank, ids, fixed
-        self.used = ids.shape[1]
-        several = ids.shape[0] > 2 and not fixed and capability.on(ids.device).matrix
+    def __init__(
+        self, bank: ExpertBank, who: Tensor | Asked, rows: int, used: int, shared: SharedExpert | None,
+        fixed: bool,
+    ) -> None:  # fmt: skip
+        self.bank, self.who, self.rows, self.used, self.fixed = bank, who, rows, used, fixed
+        self.device = bank.lut.device
+        several = rows > 2 and not fixed and capability.on(self.device).matrix
         self.together = TOGETHER if several else 1
         self.each = self.used + (shared is not None)
         self._beside: dict[int, tuple[Tensor, ...]] = {}
@@ -256,14 +264,14 @@ class _Few:
     ) -> Tensor:
         """f32[pairs, out] of one matrix, or act(first) · second of two."""
         matrix: Matrix = weights[0].packed
-        device, pairs, matrices = self.ids.device, self.ids.shape[0] * self.each, len(weights)
+        device, pairs, matrices = self.device, self.rows * self.each, len(weights)
         n = matrix.rows // self.bank.stack.count
         y = torch.empty(pairs, n, device=device)
         tiles, blocks, known = tiles_of(n), matrix.blocks, self.bank.lut.numel()
         cut_for, room = self.each if self.fixed else pairs, shapes.room_of(device.index or 0)
         shape, grid = _shape(matrix.format, tiles, blocks, cut_for, matrices, known, self.together, room)
         stack = stack_of(
-            [w.packed.records for w in weights], self._beside.get(matrices, ()), self.ids, self.bank.lut,
+            [w.packed.records for w in weights], self._beside.get(matrices, ()), self.who, self.bank.lut,
             rows, y, per, self.used, act, clamp,
         )  # fmt: skip
         spare = warp_room(shape, tiles, blocks, grid, matrices)
@@ -275,27 +283,34 @@ class _Few:
         )  # fmt: skip
         return y
 
-    def down(
-        self, rows: Rows, weight: Tensor, shared: SharedExpert | None, x: Tensor, norm: Norm | None,
-        residual: Tensor | None,
-    ) -> Tensor | None:  # fmt: skip
-        """f32[T, E]: all experts of a row, weighted, in one launch; rows: of every pair, as the
-        launch just before made them. All else is older. None: it does not fit.
-        """
-        stack, device = self.bank.stack, self.ids.device
+    def _down_cut(self) -> tuple[Shape, int] | None:
+        stack, room = self.bank.stack, shapes.room_of(self.device.index or 0)
         matrix: Matrix = stack.down.packed
-        count, blocks = x.shape[0], matrix.blocks
-        n, hidden = matrix.rows // stack.count, rows.x.shape[1]
-        tiles, room = tiles_of(n), shapes.room_of(device.index or 0)
-        cut_for = 1 if self.fixed else count
-        cut = _down_shape(matrix.format, tiles, blocks, self.each, cut_for, room)
-        if cut is None or hidden % 4 or x.shape[1] % 4:
-            return None
+        tiles, rows = tiles_of(matrix.rows // stack.count), 1 if self.fixed else self.rows
+        return _down_shape(matrix.format, tiles, matrix.blocks, self.each, rows, room)
+
+    def down_fits(self, width: int) -> bool:
+        """Whether `down` can, of x that wide."""
+        stack = self.bank.stack
+        hidden = stack.gate_up[0].packed.rows // stack.count
+        return self._down_cut() is not None and not hidden % 4 and not width % 4
+
+    def down(
+        self, rows: Rows, weight: Tensor | None, shared: SharedExpert | None, x: Tensor, norm: Norm | None,
+        residual: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """f32[T, E]: all experts of a row, weighted, in one launch; rows: of every pair, as the
+        launch just before made them. All else is older. weight: with ids.
+        """
+        cut, stack, device = self._down_cut(), self.bank.stack, self.device
+        assert cut is not None
+        matrix: Matrix = stack.down.packed
+        n, count = matrix.rows // stack.count, self.rows
+        tiles, blocks, beside = tiles_of(n), matrix.blocks, self._beside.get(1)
         y = torch.empty(count, n, device=device)
-        beside = self._beside.get(1)
         it = down_of(
-            matrix.records, None if beside is None else beside[0], self.ids, self.bank.lut, rows, weight,
-            None if shared is None else shared.gate, x, norm, residual, y,
+            matrix.records, None if beside is None else beside[0], self.who, self.used, self.bank.lut, rows,
+            weight, None if shared is None else shared.gate, x, norm, residual, y,
         )  # fmt: skip
         (shape, grid), most = cut, -(-tiles // cut[1])
         args = (it, ctypes.c_int(tiles), ctypes.c_int(blocks), ctypes.c_int(most))
@@ -304,41 +319,6 @@ class _Few:
             torch.cuda.current_stream(device).cuda_stream, args,
         )  # fmt: skip
         return y
-
-
-def stack_of(
-    records: Sequence[Tensor], beside: Sequence[Tensor], ids: Tensor, lut: Tensor, rows: Rows, y: Tensor,
-    per: int, used: int, act: str, clamp: Clamp | None,
-) -> _Stack:  # fmt: skip
-    """The arguments of the launch."""
-    assert rows.up is None
-    norm, ready = rows.norm, rows.made("gemv")
-    return _Stack(
-        _two(records), _two(beside), ids.data_ptr(), lut.data_ptr(), rows.x.data_ptr(),
-        None if norm is None else norm.weight.data_ptr(), None if ready is None else ready.data_ptr(),
-        y.data_ptr(), per, y.shape[1], used, lut.numel(),
-        rows.x.shape[1], rows.x.stride(0), 1 + ACTS.index(act),
-        0 if clamp is None else 1 if clamp.at == "before" else 2, 0.0 if clamp is None else clamp.limit,
-        0.0 if norm is None else norm.eps,
-    )  # fmt: skip
-
-
-def down_of(
-    records: Tensor, beside: Tensor | None, ids: Tensor, lut: Tensor, rows: Rows, weight: Tensor,
-    mix: Tensor | None, x: Tensor, norm: Norm | None, residual: Tensor | None, y: Tensor,
-) -> _Down:  # fmt: skip
-    """The arguments of the launch."""
-    given = (records, beside, ids, lut, rows.x, weight, x, norm and norm.weight, mix, residual, y)
-    return _Down(
-        *(None if one is None else one.data_ptr() for one in given),
-        ids.shape[1], rows.x.shape[1], x.shape[1], y.shape[1], weight.stride(0), x.stride(0),
-        0 if residual is None else residual.stride(0), 0.0 if norm is None else norm.eps,
-    )  # fmt: skip
-
-
-def _two(tensors: Sequence[Tensor]) -> Any:
-    """Addresses of at most two."""
-    return (ctypes.c_void_p * 2)(*(one.data_ptr() for one in tensors))
 
 
 # --- many rows

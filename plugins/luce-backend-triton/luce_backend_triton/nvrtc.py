@@ -118,13 +118,16 @@ def _text(lib: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
     return buffer.raw
 
 
+def parts(*names: str) -> list[str]:
+    """Files of `csrc` that make one source: common.cuh, then those of the names, NAME.cu or as they are."""
+    return ["common.cuh", *(name if "." in name else f"{name}.cu" for name in names)]
+
+
 def cubin(name: str, arch: str, defines: Mapping[str, int], after: str = "") -> bytes:
     """The compiled module of `csrc/NAME.cu` behind `common.cuh` and those of `after`, from the cache or
     made now.
     """
-    between = (part if "." in part else f"{part}.cu" for part in after.split())
-    parts = ("common.cuh", *between, f"{name}.cu")
-    source = "".join((SOURCES / part).read_text() for part in parts)
+    source = "".join((SOURCES / part).read_text() for part in parts(*after.split(), name))
     key = "\n".join((source, arch, compiler_version(arch), repr(sorted(defines.items()))))
     path = cache_folder() / f"{name}-{arch}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.cubin"
     if path.is_file():

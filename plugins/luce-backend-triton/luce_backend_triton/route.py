@@ -5,11 +5,13 @@ Routers with groups, tables, soft caps, factors per expert or packed weights go 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
+from attrs import frozen
 from torch import Tensor
 
 from luce_backend_triton import route_kernels as kernels
@@ -30,20 +32,60 @@ READY = 0
 """Who makes norm(x) ready for experts of few rows: 0, they themselves; 1, the router's launch, in programs
 of its own; 2, a launch in front of the router's.
 """
+LETS_CHOOSE = False
+"""Whether the launches of experts choose by themselves where they can, rather than wait for one that does."""
+CHOSEN_AMONG, MOST_CHOSEN = range(32, 257), 32
+"""csrc/choose.cuh, csrc/moe_down.cu."""
 WIDEST = 8192
 MOST_EXPERTS = 1024
 SCORES = ("softmax", "sigmoid")
 
 
+@frozen(eq=False)
+class Asked:
+    """What a choice goes by: the best of softmax, shares among the chosen times `scale`."""
+
+    logits: Tensor
+    """f32[T, experts]."""
+    parent: Tensor
+    """i32[T], -2 for padding."""
+    scale: float
+    top_k: int
+
+
 class Routed(tuple[Tensor, Tensor]):
-    """What `route` gives, ids and weight, with the input that op `experts` most likely reads next."""
+    """What `route` gives, ids and weight, with the input that op `experts` most likely reads next. Experts
+    that choose by themselves read what was asked instead; for all others the choice is launched when it is
+    first looked at.
+    """
 
     rows: Rows
+    asked: Asked | None
+    _choose: Callable[[], tuple[Tensor, Tensor]]
+    _chosen: tuple[Tensor, Tensor] | None
 
-    def __new__(cls, ids: Tensor, weight: Tensor, rows: Rows) -> Routed:
-        made = super().__new__(cls, (ids, weight))
-        made.rows = rows
+    def __new__(
+        cls, rows: Rows, asked: Asked | None, choose: Callable[[], tuple[Tensor, Tensor]]
+    ) -> Routed:
+        made = super().__new__(cls, ())  # type: ignore[arg-type]
+        made.rows, made.asked, made._choose = rows, asked, choose
+        made._chosen = choose() if asked is None else None
         return made
+
+    def both(self) -> tuple[Tensor, Tensor]:
+        """ids, weight."""
+        if self._chosen is None:
+            self._chosen = self._choose()
+        return self._chosen
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.both())
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.both()[at]
 
 
 def takes(w: Linear | Tensor, spec: RouteSpec) -> bool:
@@ -80,7 +122,14 @@ def route(
         scores = logits(x, norm, w, overlap, rows.room("gemv") if READY == 1 else None)
     else:
         scores = F.linear(x if norm is None else rows.dense(torch.float32, 1)[0], w)
-    return Routed(*pick(b, scores, spec, overlap), rows)
+    asked = Asked(scores, b.parent, spec.scale, spec.top_k) if _lets_choose(x, w, spec) else None
+    return Routed(rows, asked, lambda: pick(b, scores, spec, overlap))
+
+
+def _lets_choose(x: Tensor, w: Tensor, spec: RouteSpec) -> bool:
+    """Whether experts can choose by themselves; more rows than this go to an expert's weights together."""
+    plain = spec.score == "softmax" and spec.bias is None and spec.renorm and spec.top_k <= MOST_CHOSEN
+    return LETS_CHOOSE and x.is_cuda and x.shape[0] <= 2 and plain and w.shape[0] in CHOSEN_AMONG
 
 
 def logits(x: Tensor, norm: Norm | None, w: Tensor, overlap: bool, ready: Tensor | None = None) -> Tensor:
@@ -116,4 +165,4 @@ def pick(b: ForwardBatch, scores: Tensor, spec: RouteSpec, overlap: bool) -> tup
     return ids, weight
 
 
-__all__ = ["Routed", "logits", "pick", "route", "takes"]
+__all__ = ["Asked", "Routed", "logits", "pick", "route", "takes"]

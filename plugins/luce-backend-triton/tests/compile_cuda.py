@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 import triton
-from luce_backend_triton import capability, few_floats, few_rows, nvrtc, shapes
+from luce_backend_triton import capability, few_floats, few_rows, moe, nvrtc, shapes
 from luce_backend_triton.few_rows import Shape
 from luce_backend_triton.formats import FORMATS
 from luce_backend_triton.shapes import Room
@@ -68,7 +68,8 @@ def variants(arch):
         for source, rows, warps, stages in ("moe", 1, 8, 2), ("moe", 4, 8, 3), ("moe_down", 1, 9, 2):
             if rows == 1 or ability.matrix:
                 shape = Shape("gemv", rows, 1, warps, stages)
-                yield source, ("gemv",), f"{name} {rows}", few_rows.defines(FORMATS[name], shape)
+                defined = few_rows.defines(FORMATS[name], shape)
+                yield source, tuple(moe.FRONT.split()), f"{name} {rows}", defined
     for kind in (0, 1, 2):
         yield "dense", (), f"{('F32', 'F16', 'BF16')[kind]} 1", few_floats.defines_of(kind, 1, 5120)
 
@@ -121,8 +122,7 @@ def main(archs, few):
         for name, front, label, defined in variants(arch):
             if few and f"{name} {label}" not in FEW[arch]:
                 continue
-            parts = ("common.cuh", *(f"{part}.cu" for part in front), f"{name}.cu")
-            texts = [(nvrtc.SOURCES / part).read_text() for part in parts]
+            texts = [(nvrtc.SOURCES / part).read_text() for part in nvrtc.parts(*front, name)]
             image = nvrtc.compile_cuda("".join(texts), name, arch, defined)
             registers, wrong = faults(image, texts[-1], arch)
             bad += bool(wrong)

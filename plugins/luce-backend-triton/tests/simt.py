@@ -64,8 +64,7 @@ REPLACED = {
 
 def source_of(*names: str) -> str:
     """`csrc/NAME.cu` of all, behind what belongs in front of them, as C++."""
-    parts = ("common.cuh", *(f"{name}.cu" for name in names))
-    source = "".join((nvrtc.SOURCES / part).read_text() for part in parts)
+    source = "".join((nvrtc.SOURCES / part).read_text() for part in nvrtc.parts(*names))
     for pattern, text in REPLACED.items():
         source = re.sub(pattern, text, source, flags=re.DOTALL)
     return source

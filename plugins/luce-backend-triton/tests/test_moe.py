@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from luce_backend_triton import moe, ops, shapes
+from luce_backend_triton import moe, ops, product, route, shapes
 
 from luce_core.contracts import Clamp, ExpertStack, Linear, LinearGroup, Norm, RawLinear, SharedExpert
 from luce_core.model.weights import ResidentExperts
@@ -124,3 +124,22 @@ def test_shapes_fit_small_cards_and_no_thread_block_has_more_than_its_share():
                 share = 32 * 9 * rows // (2 * room.multiprocessors)
                 assert -(-32 // grid) <= max(1, share)
     assert moe._down_shape("Q4_K", 128, 2, 9, 1, shapes.Room(20, 3 << 10, 3 << 10)) is None
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_experts_choose_where_both_launches_can(layer, rng, device, monkeypatch, fits):
+    """One that cannot leaves the choice to be launched."""
+    bank, shared = layer
+    x, routed = inputs(device, rng, 2)
+    looked = []
+    asked = route.Asked(torch.zeros(2, EXPERTS), torch.zeros(2, dtype=torch.int32), 1.0, USED)
+    given = route.Routed(product.Rows(x), asked, lambda: looked.append(1) or routed)
+    want = OPS.experts(x, None, routed, bank, shared, x)
+    monkeypatch.setattr(moe._Few, "down_fits", lambda self, width: fits)
+    monkeypatch.setattr(moe._Few, "middle", lambda self, rows, *_: product.Rows(rows.x + 1))
+    monkeypatch.setattr(moe._Few, "down", lambda self, rows, weight, shared, x, *_: x + rows.x)
+    got = moe.Experts(cuda=True).experts(OPS, x, None, given, bank, shared, x)
+    chosen = fits and shared.down.in_features == HIDDEN  # else the shared expert is none of them
+    assert looked == ([] if chosen else [1])
+    check(got, 2 * x + 1 if chosen else want)
+    assert moe.PORTABLE._choosing(x, None, given, bank, shared, x, "silu", None) is None

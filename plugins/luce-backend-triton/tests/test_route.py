@@ -114,3 +114,42 @@ def test_the_router_makes_its_input_ready_for_experts(device, rng, monkeypatch, 
     assert moe._given(found[1], x, norm) is found[1].rows
     for other in ((found[1], x.clone(), norm), (found[1], x, Norm(x[0], 1e-6)), (tuple(found[1]), x, norm)):
         assert moe._given(*other).made("gemv") is None
+
+
+def test_a_choice_that_experts_can_make_is_launched_when_it_is_looked_at(device, rng, monkeypatch):
+    x, w = (torch.randn(n, WIDTH, generator=rng).to(device) for n in (2, EXPERTS))
+    spec, b, made, pick = RouteSpec(2, scale=1.5), batch(2, device), [], route.pick
+    want = tuple(route.route(OPS, b, x, None, w, spec))
+    monkeypatch.setattr(route, "_lets_choose", lambda *_: True)
+    monkeypatch.setattr(route, "pick", lambda *given: made.append(1) or pick(*given))
+    routed = route.route(OPS, b, x, None, w, spec)
+    assert isinstance(routed, tuple)
+    assert len(routed) == 2
+    assert (routed.asked.scale, routed.asked.top_k, made) == (1.5, 2, [])
+    ids, weight = routed
+    assert torch.equal(ids, want[0])
+    assert torch.equal(weight, want[1])
+    assert routed[0] is ids
+    assert tuple(routed)[1] is weight
+    assert made == [1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "experts", "rows"),
+    [
+        (RouteSpec(8), 256, 1),
+        (RouteSpec(8), 31, 1),
+        (RouteSpec(8), 257, 1),
+        (RouteSpec(8), 256, 3),
+        (RouteSpec(8, renorm=False), 256, 1),
+        (RouteSpec(8, "sigmoid"), 256, 1),
+        (RouteSpec(8, bias=torch.zeros(256)), 256, 1),
+        (RouteSpec(33), 256, 1),
+    ],
+)
+def test_which_choices_experts_can_make(monkeypatch, spec, experts, rows):
+    """Softmax over 32 to 256 experts, of one or two rows: the first of these."""
+    x, w = SimpleNamespace(is_cuda=True, shape=(rows, 64)), torch.zeros(experts, 64)
+    assert not route._lets_choose(x, w, spec)
+    monkeypatch.setattr(route, "LETS_CHOOSE", True)
+    assert route._lets_choose(x, w, spec) == (spec == RouteSpec(8) and experts == 256 and rows == 1)

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 import torch.nn.functional as F
-from luce_backend_triton import few_floats, few_rows, formats, moe, product, shapes
+from luce_backend_triton import few_floats, few_rows, formats, moe, moe_args, product, route, shapes
 from luce_backend_triton.few_rows import Shape
 
 from luce_core.contracts import Clamp, Norm
@@ -145,7 +145,7 @@ def test_dense(tmp_path, dtype, rows, cols, m, kind, grid):
 
 MOE = "Stack stack; int tiles; int blocks; int room;"
 MoeGiven = simt.fields(
-    ("stack", moe._Stack),
+    ("stack", moe_args.Stack),
     *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")),
 )
 
@@ -159,10 +159,11 @@ MoeGiven = simt.fields(
         ("Q8_0", 2, 1, 2, "relu", Clamp(0.5, "after")),
     ],
 )
-@pytest.mark.parametrize("given", ["alone", "beside", "ready"])
+@pytest.mark.parametrize("given", ["alone", "beside", "ready", "choosing"])
 def test_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, given):
     """beside: every third pair is one of the last expert's matrices, given by themselves. ready: likewise,
-    with norm(x) as another launch has made it, and such matrices asked for before the wait.
+    with norm(x) as another launch has made it, and such matrices asked for before the wait. choosing:
+    likewise, by logits.
     """
     check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, given, 1)
 
@@ -175,7 +176,7 @@ def test_pairs_of_an_expert_together(tmp_path, blocks, dequantized, name, x_rows
 
 
 def check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, given, x_rows):
-    beside, is_ready = given != "alone", given == "ready"
+    beside, is_ready = given != "alone", given in ("ready", "choosing")
     count, rows, cols, shape = 3, 40, 512, Shape("gemv", x_rows, 1, 4, 2)
     tall = formats.tiles_of(rows) * formats.TILE_ROWS
     data = [blocks(name, count * tall, cols, seed) for seed in range(matrices)]
@@ -190,20 +191,25 @@ def check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act,
     norm = Norm((torch.rand(cols) + 0.5) / usual, 1e-6) if beside else None
     y = torch.full((pairs, rows), torch.nan)
     defines = few_rows.defines(formats.FORMATS[name], shape) | {"IMMA": int(beside), "EARLY": int(is_ready)}
-    library = simt.build(tmp_path, "moe", "moe_gemv", defines, MOE, after=("gemv",))
+    library = simt.build(tmp_path, "moe", "moe_gemv", defines, MOE, after=tuple(moe.FRONT.split()))
     tiles, across = tall // formats.TILE_ROWS, records[0].shape[1]
     told, own, used = ids, (), pairs
     if beside:
         told, used = ids.view(-1, 3)[:, :2].contiguous(), 2
         ids[2::3], lut[2] = 2, 2  # what the kernel is to do with what it was not told
         own = [one[2 * tiles :] for one in records]
+    if given == "choosing":
+        logits = torch.rand(2, 40)
+        logits.scatter_(1, told.long(), torch.tensor([[1.5, 1.5], [3.0, 2.0]]))
+        ids[0], ids[1], lut = 0, 2, torch.cat([lut, torch.full((36,), -1, dtype=torch.int32)])  # alike: by id
+        told = route.Asked(logits, torch.full((2,), -1, dtype=torch.int32), 1.0, used)
     rows_of_x = product.Rows(x, norm)
     if is_ready:
         normed = F.rms_norm(x, (cols,), norm.weight, norm.eps)
         rows_of_x.room("gemv").copy_(few_rows.prepare(normed, "gemv"))
         x = x.clone()
         rows_of_x.x.fill_(torch.nan)  # is not read again
-    stack = moe.stack_of(records, own, told, lut, rows_of_x, y, per, used, act, clamp)
+    stack = moe_args.stack_of(records, own, told, lut, rows_of_x, y, per, used, act, clamp)
     it = MoeGiven(stack, tiles, across, moe.warp_room(shape, tiles, across, grid, matrices))
     shared = moe.few_bytes(formats.FORMATS[name], shape, tiles, across, grid, matrices, lut.numel())
     library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, pairs)
@@ -236,7 +242,7 @@ def activated(gate, up, act, clamp):
 
 
 DOWN = "Down d; int tiles; int blocks; int room;"
-DownGiven = simt.fields(("d", moe._Down), *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")))
+DownGiven = simt.fields(("d", moe_args.Down), *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")))
 
 
 @pytest.mark.parametrize(
@@ -250,11 +256,14 @@ DownGiven = simt.fields(("d", moe._Down), *((name, ctypes.c_int) for name in ("t
         ("NVFP4", 320, 2, 3, 1),
     ],
 )
+@pytest.mark.parametrize("choosing", [False, True], ids=["chosen", "choosing"])
 @pytest.mark.parametrize("common", [False, True], ids=["alone", "beside"])
 def test_all_experts_of_a_row_at_once(
-    tmp_path, blocks, dequantized, name, hidden, grid, warps, stages, common
+    tmp_path, blocks, dequantized, name, hidden, grid, warps, stages, common, choosing
 ):
-    """common: with a shared expert behind them, that has a gate with a norm."""
+    """common: with a shared expert behind them, that has a gate with a norm. choosing: by logits; the second
+    row is padding.
+    """
     count, used, rows, width = 3, 3, 2, 80
     fmt, shape, each = formats.FORMATS[name], Shape("gemv", 1, 1, warps, stages), used + common
     wide = formats.tiles_of(width) * formats.TILE_ROWS
@@ -267,12 +276,20 @@ def test_all_experts_of_a_row_at_once(
     norm, mix = Norm(torch.rand(width) + 0.5, 1e-5), torch.randn(width)
     mid = torch.randn(rows * each, hidden)
     y = torch.full((rows, width), torch.nan)
-    own = records[count * tiles :] if common else None
-    down = moe.down_of(
-        records, own, ids, lut, product.Rows(mid), weight, mix if common else None, x, norm, residual, y
+    own, who = records[count * tiles :] if common else None, ids
+    if choosing:
+        logits, lut = torch.randn(rows, 40), torch.arange(40, dtype=torch.int32) % 4 - 1
+        logits[0, 7] = logits[0, 3] = 4.0
+        who = route.Asked(logits, torch.tensor([-1, -2], dtype=torch.int32), 1.5, used)
+        best = logits.sort(dim=1, descending=True, stable=True)
+        ids, weight = best.indices[:, :used], 1.5 * best.values[:, :used].softmax(1)
+        weight[1] = 0
+    down = moe_args.down_of(
+        records, own, who, used, lut, product.Rows(mid), None if choosing else weight,
+        mix if common else None, x, norm, residual, y,
     )  # fmt: skip
     defines = few_rows.defines(fmt, shape) | {"IMMA": int(common)}
-    library = simt.build(tmp_path, "moe_down", "moe_down", defines, DOWN, after=("gemv",))
+    library = simt.build(tmp_path, "moe_down", "moe_down", defines, DOWN, after=tuple(moe.FRONT.split()))
     it = DownGiven(down, tiles, across, -(-tiles // grid))
     shared = moe.down_bytes(fmt, shape, -(-tiles // grid), each)
     library.launch_deep(ctypes.byref(it), grid, 32 * warps, shared, rows)

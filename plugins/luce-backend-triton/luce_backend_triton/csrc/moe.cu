@@ -1,4 +1,4 @@
-// The same of experts. Behind gemv.cu, whose `multiply` and `make_ready` it uses.
+// The same of experts. Behind gemv.cu, whose `multiply` and `make_ready` it uses, and choose.cuh.
 //
 // moe_gemv: pair p, of row p / per of norm(x) and of expert lut[ids[p]]. Of two matrices (gate and up) y is act(gate) · up.
 // With `beside`, a matrix that every row meets, each `used` pairs have one of it behind them, which ids do not name.
@@ -26,6 +26,7 @@ struct Stack {
   int per, n, used, known, width, ldx;  // known: entries of lut
   int act, clamp;                  // clamp: 0 none, 1 before the activation, 2 after it
   float limit, eps;
+  Logits logits;  // instead of ids, where X_ROWS is 1
 };
 
 __device__ __forceinline__ float limited(const Stack& s, float gate, float up) {
@@ -60,7 +61,7 @@ __device__ __forceinline__ int together(int* taken, const Stack& s, const int* l
 }
 
 // Shared memory: x [blocks][X_ROWS], rings, sums f32[WARPS][room][X_ROWS][16], by warp and its how-manieth tile, the second
-// matrix's behind the first one's; squares f32[X_ROWS][WARPS]; pairs [X_ROWS]; lut.
+// matrix's behind the first one's; squares f32[X_ROWS][WARPS]; pairs [X_ROWS]; lut; who was chosen.
 extern "C" __global__ void AT_A_TIME(X_ROWS > 1 ? 512 : SCALES ? 1024 : 768)
 moe_gemv(Stack stack, int tiles, int blocks, int room) {
   extern __shared__ __align__(16) u8 shared[];
@@ -104,7 +105,20 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
   wait_for_previous();
   let_next_start();
 
-  const int id = common ? 0 : (int)load1(stack.ids + pair / each * stack.used + place), expert = common ? 0 : id < 0 ? -1 : lut[id];
+  int id = 0;
+  if (!common && stack.logits.of) {
+    int* chosen = lut + stack.known;
+    const int row = pair / each;
+    if (warp == 0)
+      choose(stack.logits, row, place + 1, lane, [&](int at, int best, float) {
+        if (lane == 0 && at == place) *chosen = stack.logits.parent[row] == -2 ? -1 : best;
+      });
+    __syncthreads();
+    id = *chosen;
+  } else if (!common) {
+    id = (int)load1(stack.ids + pair / each * stack.used + place);
+  }
+  const int expert = common ? 0 : id < 0 ? -1 : lut[id];
   if (expert < 0) {
     for (int i = tile0 * 16 + threadIdx.x; i < min((tile0 + num_tiles) * 16, stack.n); i += 32 * WARPS) stack.y[(size_t)pair * stack.n + i] = 0.f;
     return;

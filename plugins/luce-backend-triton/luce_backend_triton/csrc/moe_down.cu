@@ -1,4 +1,4 @@
-// Behind gemv.cu too, whose `multiply` and `make_ready` it uses: the sum over all experts of a row.
+// Behind gemv.cu too, whose `multiply` and `make_ready` it uses, and choose.cuh: the sum over all experts of a row.
 //
 // y[row] = Σ over the experts of a row of weight · expert's matrix · given, + residual. A shared expert comes last,
 // its weight sigmoid(mix · norm(x)).
@@ -29,6 +29,7 @@ struct Down {
   float* y;                     // [rows][n]
   int used, hidden, width, n, ldw, ldx, ldr;
   float eps;
+  Logits logits;  // instead of ids and weights, of at most 32
 };
 
 extern "C" __global__ void AT_A_TIME(SCALES > 1 && SCALES < 6 ? 1152 : 0)
@@ -43,7 +44,23 @@ moe_down(Down d, int tiles, int blocks, int room) {
   float* scratch = residual + room * 16;
   float* weight = scratch + 2 * WARPS;
   int* expert = (int*)(weight + each);
-  for (int i = threadIdx.x; i < d.used; i += 32 * WARPS) {
+  if (d.logits.of && warp == 0) {
+    int mine = 0;
+    float best = 0.f, share = 0.f;
+    choose(d.logits, row, d.used, lane, [&](int at, int id, float logit) {
+      if (at == 0) best = logit;
+      if (at == lane) mine = id, share = __expf(logit - best);
+    });
+    float sum = share;
+#pragma unroll
+    for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
+    if (lane < d.used) {
+      const int place = d.logits.parent[row] == -2 ? -1 : d.lut[mine];
+      expert[lane] = max(place, 0);
+      weight[lane] = place < 0 ? 0.f : share / sum * d.logits.scale;
+    }
+  }
+  for (int i = threadIdx.x; !d.logits.of && i < d.used; i += 32 * WARPS) {
     const u32 given = load1(d.weights + (size_t)row * d.ldw + i);
     const int id = (int)load1(d.ids + row * d.used + i), place = id < 0 ? -1 : d.lut[id];
     expert[i] = max(place, 0);  // what is not there counts for nothing
