@@ -1,4 +1,5 @@
-// Runs a CUDA kernel on a CPU, one thread block after another: every thread is a fiber that yields where it waits.
+// Runs a CUDA kernel on a CPU, one thread block after another: every thread is a fiber that yields where it waits. A warp
+// runs until it waits for another.
 //
 // simt.py puts this in front of a source whose inline assembly it has replaced. What hardware does at once happens in
 // some order here, so a missing barrier may go unseen; wrong indices, shares and sums do not.
@@ -47,8 +48,14 @@ static int following(int from) {
   while (fibers[from].done);
   return from;
 }
-static void yield() {
-  const int me = current, next = following(me);
+static int beside(int from) {  // in its warp
+  const int first = from / 32 * 32;
+  do from = first + (from + 1) % 32;
+  while (fibers[from].done);
+  return from;
+}
+static void yield(bool to_warp = false) {
+  const int me = current, next = to_warp ? beside(me) : following(me);
   if (next == me) return;
   current = next, threadIdx = fibers[next].thread;
   swapcontext(&fibers[me].context, &fibers[next].context);
@@ -66,10 +73,10 @@ static void run_fiber() {
 
 struct Barrier {
   int arrived = 0, generation = 0;
-  void wait(int count) {
+  void wait(int count, bool of_warp = false) {
     const int mine = generation;
     if (++arrived == count) arrived = 0, generation++;
-    else while (generation == mine) yield();
+    else while (generation == mine) yield(of_warp);
   }
 };
 static Barrier of_block;
@@ -77,7 +84,7 @@ static std::vector<Barrier> of_warp;
 static std::vector<uint32_t> exchanged;
 
 static void __syncthreads() { of_block.wait((int)fibers.size()); }
-static void __syncwarp() { of_warp[threadIdx.x / 32].wait(32); }
+static void __syncwarp() { of_warp[threadIdx.x / 32].wait(32, true); }
 template <class T> static T __shfl_xor_sync(unsigned, T value, int distance) {
   const int me = threadIdx.x;
   memcpy(&exchanged[me], &value, 4);
