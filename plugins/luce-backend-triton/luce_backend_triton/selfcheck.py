@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,8 @@ def check(layer: ops.Layer, device: str) -> Iterator[KernelCheck]:
     yield from sequences(device, attention.attention, delta.delta)
     yield from routes(device, route.route)
     yield from experts(layer, device, tuple(FORMATS), EXPERT_ROWS, moe.Experts(layer.cuda).experts)
+    both = moe.Experts(layer.cuda).experts, route.route
+    yield from experts(layer, device, ("Q4_K", "Q6_K"), EXPERT_ROWS[:2], *both)
     yield from picking(device)
 
 
@@ -282,14 +285,15 @@ def routes(device: str, op: Op) -> Iterator[KernelCheck]:
 
 
 def experts(
-    layer: ops.Layer, device: str, names: Iterable[str], rows: Iterable[int], op: Op
+    layer: ops.Layer, device: str, names: Iterable[str], rows: Iterable[int], op: Op, router: Op | None = None
 ) -> Iterator[KernelCheck]:
-    """Norm, four experts of which each row has two, a shared one with its gate, residual, beside float64."""
+    """Norm, four experts of which each row has two, a shared one with its gate, residual, beside float64.
+    With a router: as many as it takes to choose in the experts' launches.
+    """
     names_of = ("pack_linear", "pack_group", "linear", "norm_linear", "linear_out", "gated_mlp")
-    namespace = build_ops({
-        **{name: getattr(layer, name) for name in names_of}, "experts": op,
-    })  # fmt: skip
-    count, width, hidden, used = 4, 256, 512, 2
+    more = {"experts": op, **({"route": router} if router else {})}
+    namespace = build_ops({name: getattr(layer, name) for name in names_of} | more)
+    count, width, hidden, used = (32, 256, 256, 3) if router else (4, 256, 512, 2)
     shapes = ((count * hidden, width), (count * hidden, width), (count * width, hidden),
               (hidden, width), (hidden, width), (width, hidden))  # fmt: skip
     for name in names:
@@ -302,18 +306,24 @@ def experts(
         bank = ResidentExperts(lut, ExpertStack(count, (plain[0], plain[1]), plain[2]))
         norm = Norm(torch.rand(width, device=device) + 0.5, 1e-6)
         for n in rows:
-            x, weight = torch.randn(n, width, device=device), torch.rand(n, used, device=device)
-            ids = torch.rand(n, count, device=device).topk(used).indices
-            routed = (ids.int(), weight)
+            x = torch.randn(n, width, device=device)
+            normed = torch.nn.functional.rms_norm(x.double(), (width,), norm.weight.double(), norm.eps)
+            w = torch.randn(count, width, device=device) / width**0.5
+            weight, ids = (normed @ w.double().T).softmax(1).topk(used)
+            weight /= weight.sum(1, keepdim=True)
+            routed = (ids.int(), weight.float())
+            if router:
+                b = SimpleNamespace(parent=torch.full((n,), -1, dtype=torch.int32, device=device))
+                routed = namespace.route(b, x, norm, w, RouteSpec(used))
             shared = SharedExpert(group, plain[5], factor)
             got = namespace.experts(x, norm, routed, bank, shared, x) - x
-            normed = torch.nn.functional.rms_norm(x.double(), (width,), norm.weight.double(), norm.eps)
             want = _mlp(normed, pairs[3][1], pairs[4][1], pairs[5][1])
             want *= torch.sigmoid(normed @ factor.double())[:, None]
             for one in range(count):
                 chosen = (weight * (ids == one)).sum(1, keepdim=True).double()
                 want += chosen * _mlp(normed, gate[one], up[one], down[one])
-            yield KernelCheck(f"{name}, experts of {n} rows of x", _error(got, want), ROUNDED, ("experts",))
+            what = f"{name}, experts of {n} rows of x" + (", by a router" if router else "")
+            yield KernelCheck(what, _error(got, want), ROUNDED, ("experts",))
 
 
 def picking(device: str) -> Iterator[KernelCheck]:

@@ -78,7 +78,8 @@ def test_routes_and_experts_are_right(device):
     op = moe.CUDA.experts
     rows = selfcheck.EXPERT_ROWS if torch.cuda.is_available() else (3,)
     checks = list(selfcheck.experts(ops.CUDA, str(device), WHOLE[:1], rows, op))
-    assert len(checks) == len(rows)
+    checks += selfcheck.experts(ops.CUDA, str(device), WHOLE[:1], rows[:1], op, route.route)
+    assert len(checks) == len(rows) + 1
     assert not wrong(checks)
 
 
@@ -95,4 +96,14 @@ def test_picks_are_right_and_wrong_ones_are_seen(device, monkeypatch):
 def test_wrong_experts_are_seen(device, monkeypatch):
     real = moe._combine
     monkeypatch.setattr(moe, "_combine", lambda *args: real(*args) * 1.01)
-    assert len(wrong(selfcheck.experts(ops.CUDA, str(device), ("Q8_0",), (3,), moe.CUDA.experts))) == 1
+    given = ops.CUDA, str(device), ("Q8_0",), (3,), moe.CUDA.experts
+    assert len(wrong(selfcheck.experts(*given))) == 1
+    monkeypatch.setattr(moe, "_combine", real)
+    choice = route.pick
+
+    def others(*given):
+        ids, weight = choice(*given)
+        return (ids + 1) % 32, weight
+
+    monkeypatch.setattr(route, "pick", others)
+    assert len(wrong(selfcheck.experts(*given, route.route))) == 1

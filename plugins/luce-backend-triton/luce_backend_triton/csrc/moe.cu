@@ -124,7 +124,10 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
     return;
   }
   const int live = together(taken, stack, lut, pair, each, expert, lane);
-  if (!live) return;
+  if (!live) {
+    if (EARLY) wait_all();
+    return;
+  }
   __syncwarp();
   if (stack.ready) {
     const int rows = gridDim.z / stack.per;
