@@ -10,7 +10,7 @@ beside the f32 reference ops on the same device; texts of graphs, greedy and sam
 calls, also behind texts that ended by themselves. --deterministic: all figures under that option; with
 --check, the bits of prompts, trees and answers in any company. `engine` figures are those of `LuceEngine`
 stepped without a pause: scheduling, sampling and events included. `device` is one replay of the step's CUDA
-graph, by the device's own clock. --set: such as `triton.prompt_graphs=true cache_type_k=q8_0 ctx_size=40000`.
+graph, by the device's own clock. --set: such as `triton.graph_steps=4 cache_type_k=q8_0 ctx_size=40000`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +85,8 @@ def small_mixture(folder: Path, experts: int = 64) -> Path:
     return path
 
 
-def check(path: Path, chooses: bool = False) -> None:
-    """Against the f32 reference ops, on the same device.
+def check(path: Path, options: dict[str, str], chooses: bool = False) -> None:
+    """Against the f32 reference ops, on the same device. options: of the engines.
 
     chooses: experts, so that a rounding can send a row to others. Then errors are printed, not judged.
     """
@@ -116,7 +115,7 @@ def check(path: Path, chooses: bool = False) -> None:
         assert chooses or errors[-1] < 0.05, part
     answers = []
     for executor in ("eager", "cuda-graphs"):
-        bench = Bench(path, executor=executor)
+        bench = Bench(path, executor=executor, **options)
         answers.append(list(conversations(bench)))
         del bench
     for (kind, wanted), (_, got) in zip(*answers, strict=True):
@@ -145,8 +144,8 @@ def conversations(bench: Bench) -> Iterator[tuple[str, list[int]]]:
         yield f"{kind}, next turn", again
 
 
-def check_deterministic(path: Path) -> None:
-    """The invariant layer: bits of a rig's logits, tokens of an engine."""
+def check_deterministic(path: Path, options: dict[str, str]) -> None:
+    """The invariant layer: bits of a rig's logits, tokens of an engine with these options."""
     rig = ModelRig(
         path,
         *HOOKS,
@@ -174,7 +173,7 @@ def check_deterministic(path: Path) -> None:
     torch.cuda.empty_cache()
     texts, answers = [prompt(90, seed) for seed in range(8)], {}
     for executor in ("eager", "cuda-graphs"):
-        bench = Bench(path, executor=executor, deterministic=True)
+        bench = Bench(path, executor=executor, deterministic=True, **options)
         answers[executor, "alone"] = [bench.answer(text, 40) for text in texts]
         arrived = [bench.submit([text[0] + 1, *text[1:]], 40) for text in texts]  # not in the cache
         bench.run()
@@ -235,11 +234,12 @@ class Bench:
         return [token for _, token in arrived]
 
     def decode_s(self, depth: int, rows: int, params: SamplingParams = GREEDY) -> float:
-        """Seconds of a step, the median."""
+        """Seconds of a step, the median. Tokens of steps that are queued at once come at once."""
         arrived = [self.submit(prompt(depth + 1, seed), ANSWER, params) for seed in range(rows)]
         self.run()
         times = [at for at, _ in arrived[-1]][WARM:]
-        steps = sorted(b - a for a, b in pairwise(times))
+        at_once = max(1, self.engine.executor.steps_ahead)
+        steps = sorted((b - a) / at_once for a, b in zip(times, times[at_once:], strict=False))
         return steps[len(steps) // 2]
 
     def prefill_s(self, rows: int) -> float:
@@ -341,10 +341,14 @@ def of(name: str) -> dict[str, str]:
     return {"model": geometry, "quant": quant}
 
 
+def chosen(given: argparse.Namespace) -> dict[str, Any]:
+    return dict(one.partition("=")[::2] for one in given.set)
+
+
 def measure(kept: record.Record, path: Path, name: str, given: argparse.Namespace) -> None:
     about = {**of(name), "deterministic": given.deterministic}
     torch.cuda.reset_peak_memory_stats()
-    options = dict(one.partition("=")[::2] for one in given.set)
+    options = chosen(given)
     options |= {"deterministic": True} if given.deterministic else {}
     about |= {"options": options} if options else {}
     bench = Bench(path, **options)
@@ -368,7 +372,7 @@ def measure(kept: record.Record, path: Path, name: str, given: argparse.Namespac
         line = f"{rows} rows, engine: {took * 1e3:.3f} ms a step, {each}"
         kept.say(line, "engine, several sequences", **about, context=0, batch=rows, seconds_per_step=took)
     for bucket, captured in bench.graphs():
-        took = bench.device_s(captured)
+        took = bench.device_s(captured) / bucket[-1]
         line = f"device, {bucket}: {took * 1e3:.3f} ms, {1 / took:.1f} steps/s"
         placed = {"context": "by the bucket", "batch": bucket[0], "bucket": str(bucket)}
         kept.say(line, "device, one step", **about, **placed, seconds_per_step=took)
@@ -425,12 +429,12 @@ def main() -> None:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.check and given.deterministic:
-        check_deterministic(model_file(given.folder, "qwen3.5-0.8b:q4_k_m"))
-        check_deterministic(small_mixture(given.folder))
+        check_deterministic(model_file(given.folder, "qwen3.5-0.8b:q4_k_m"), chosen(given))
+        check_deterministic(small_mixture(given.folder), chosen(given))
     elif given.check:
-        check(model_file(given.folder, "qwen3.5-0.8b:q8_0"))
-        check(small_mixture(given.folder, 8))
-        check(small_mixture(given.folder), chooses=True)
+        check(model_file(given.folder, "qwen3.5-0.8b:q8_0"), chosen(given))
+        check(small_mixture(given.folder, 8), chosen(given))
+        check(small_mixture(given.folder), chosen(given), chooses=True)
     with record.Record(given.out, DEVICE) as kept:
         for name in given.model:
             measure(kept, model_file(given.folder, name), name, given)

@@ -113,8 +113,8 @@ class Executor(Protocol):
     """Whether the first step of a kind takes much longer than later ones; the engine then runs some before it
     serves (`--no-warmup`: not).
     """
-    runs_ahead: bool
-    """Whether `submit` returns before the device is through; the engine then asks for `follow`."""
+    steps_ahead: int
+    """Steps that `follow` takes at once. 0: none, and `submit` returns when the device is through."""
 
     def prepare(
         self,
@@ -134,9 +134,11 @@ class Executor(Protocol):
 
     def follow(self, step: Step) -> StepHandle | None:
         """Queue a step behind the one submitted last, whose outputs have not been read: its rows have AHEAD
-        for the tokens picked there. At most these two are under way.
+        for the tokens picked there. At most these two are under way. The engine asks for `steps_ahead` of
+        them at once (input "steps") where as many can be, else for one: each takes what the one before
+        picked, and all are read together.
 
-        None: not this step; it is submitted when its tokens are known. A row behind the end of its text picks
+        None: not this; a step is submitted when its tokens are known. A row behind the end of its text picks
         AHEAD and leaves state as it was.
         """
         ...

@@ -33,7 +33,7 @@ from luce_core.contracts import (
 )
 from luce_core.engine.checks import check_work, late_error, late_notice, no_room_error, request_problem
 from luce_core.engine.constraining import check_picked, narrow
-from luce_core.engine.flight import Flight, next_work
+from luce_core.engine.flight import Flight, Follower
 from luce_core.engine.media import EncodingQueue
 from luce_core.engine.programs import Programs, Verdict
 from luce_core.engine.proposing import Proposer
@@ -72,7 +72,8 @@ class LuceEngine:
         self.models = tuple(pipeline.models.values())
         self.rows = RowMaker(pipeline.blocks, plan.models[0].name)
         self.context = plan.number("context")
-        self.row_budget = plan.number("engine.row_budget")
+        self.row_budget = budget = plan.number("engine.row_budget")
+        self.follower = Follower(pipeline, self.rows, budget, self._fail_step)
         self.nodes = min(plan.number("engine.draft_nodes"), self.row_budget - 1) if self.drafters else 0
         self.slots = slots = plan.number("engine.max_sequences")
         self.device = device = plan.models[0].layer_device[0]
@@ -355,7 +356,7 @@ class LuceEngine:
             return
         self._fence = handle.fence
         self.flight = Flight(handle, prefill, left, trees)
-        if not self.executor.runs_ahead:
+        if not self.executor.steps_ahead:
             self._read(self.flight)
 
     def _go_on(self, flight: Flight) -> bool:
@@ -373,27 +374,12 @@ class LuceEngine:
             return None
         waiting = [self._view(seq, 0) for seq in self.waiting.values() if seq not in self.encoding]
         running = [self._view(seq, self.blocks.length(handle_of(seq))) for seq in flight.held]
-        order = next_work(self.scheduler, waiting, running, self.row_budget, self._fits_behind)
-        if order is None:
-            return None
-        held = [self.running[seq] for seq in order]
-        trees = [Candidates()] * len(held)
-        try:
-            handle = self.executor.follow(self.rows.verify(held, trees, ahead=1))
-        except Exception as error:  # noqa: BLE001 - the request boundary of the engine
-            self._fail_step(held, error)
-            return None
-        if handle is None:
-            return None
-        self._fence = handle.fence
-        self.tenants.charge((seq.request.tenant, 1) for seq in held)
-        self.counters["steps"] += 1
-        return Flight(handle, (), held, trees)
-
-    def _fits_behind(self, seq_id: SeqId, rows: int) -> bool:
-        """As `_fits`, behind a step of one row that has not been read. Opens nothing."""
-        seq = self.running.get(seq_id)
-        return seq is not None and self.blocks.reserve(handle_of(seq), 1 + rows)
+        behind = self.follower(flight, waiting, running)
+        if behind is not None:
+            self._fence = behind.handle.fence
+            self.tenants.charge((seq.request.tenant, behind.steps) for seq in behind.held)
+            self.counters["steps"] += behind.steps
+        return behind
 
     def _read(self, flight: Flight) -> None:
         """Wait for its results, and act on them; requests that ended meanwhile get nothing."""
@@ -410,7 +396,7 @@ class LuceEngine:
         for (seq, count), scores in zip(flight.prefill, results.get("scores", ()), strict=True):
             if seq.id in self.running:
                 self._prefilled(seq, count, scores)
-        for seq, tree, verdict in zip(flight.held, flight.trees, results.get("verdicts", ()), strict=True):
+        for (seq, tree), verdict in zip(flight.verdicts_of, results.get("verdicts", ()), strict=True):
             if seq.id in self.running:
                 self._accept(seq, tree, verdict)
 

@@ -28,7 +28,7 @@ class EagerExecutor:
     """Runs every step where it is submitted. The fence has retired when `submit` returns."""
 
     compiles = False
-    runs_ahead = False
+    steps_ahead = 0
 
     def __init__(self, device: str) -> None:
         self.device = device

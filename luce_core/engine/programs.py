@@ -103,8 +103,12 @@ class Programs:
             for one, most in zip(targets, top, strict=True)
         ]
 
-    def verify(self, rows: Sequence[RowSet], top: Sequence[int]) -> Mapping[str, Any]:
-        """Run held rows, let the target pick, accept, commit. top: logprobs wanted per sequence, 0 = none."""
+    def verify(self, rows: Sequence[RowSet], top: Sequence[int], steps: int = 1) -> Mapping[str, Any]:
+        """Run held rows, let the target pick, accept, commit. top: logprobs wanted per sequence, 0 = none.
+        steps: one; more are for `StagedVerify` alone.
+        """
+        if steps != 1:
+            raise AssertionError(f"asked for {steps} steps as a plain call")
         batch = self._batch("held", rows)
         logits = self.backend.forward(batch).logits
         if logits is None:

@@ -35,16 +35,22 @@ class RowMaker:
         return _step("prefill", rows, top, targets=targets)
 
     def verify(
-        self, held: Sequence[Request], trees: Sequence[Candidates], masks: Masks | None = None, ahead: int = 0
+        self,
+        held: Sequence[Request],
+        trees: Sequence[Candidates],
+        masks: Masks | None = None,
+        ahead: int = 0,
+        steps: int = 1,
     ) -> Step:
         """The newest token of each, and candidates behind it. masks: of each, see `RowSet.mask`. ahead: steps
-        of one row that were submitted and are not read; then the tokens are not known.
+        of one row that were submitted and are not read; then the tokens are not known. steps: so many, of
+        which the rows are the first's.
         """
         masks = masks or [None] * len(held)
         rows = [
             self._held(seq, tree, mask, ahead) for seq, tree, mask in zip(held, trees, masks, strict=True)
         ]
-        return _step("verify", rows, [seq.request.params.logprobs for seq in held])
+        return _step("verify", rows, [seq.request.params.logprobs for seq in held], steps=steps)
 
     def _tables(self, handle: SeqId) -> dict[str, SeqTable]:
         """By group for the target, by "owner/group" for everyone else."""

@@ -14,6 +14,7 @@ from luce_core.contracts import BlockTable, Commit, ForwardBatch, Tap
 from luce_core.contracts.staged import Bucket, StageBuffers
 from luce_core.engine.programs import Programs, make_commit, make_verdicts
 from luce_core.model.batch import ALL_ALLOWED, PADDING, WORD_BITS, RowSet, row_places
+from luce_core.ops.newest import AHEAD
 from luce_core.ops.sampling import MASK_BITS, StepParams
 from luce_core.speculation.tree import accept
 
@@ -25,14 +26,24 @@ LEAST_BLOCKS = 8
 """Columns of a block table grow by doubling from here."""
 
 
+MOVING = ("token", "index", "position", "length")
+"""What differs between steps of one row, each behind the one before. Of the n-th, n > 0, "NAME n"."""
+
+
 @frozen(eq=False)
 class Stage:
-    """Views of one bucket's buffers: numpy on the host, a batch on the device."""
+    """Views of one bucket's buffers: numpy on the host, batches on the device."""
 
     host: Mapping[str, np.ndarray]
     batch: ForwardBatch
     commit: Commit
     """Of one row per sequence."""
+    behind: tuple[ForwardBatch, ...] = ()
+    """Of the steps that come behind the first; what differs is named in MOVING."""
+
+
+def _moved(there: Mapping[str, Tensor], n: int) -> dict[str, Any]:
+    return {name: there[f"{name} {n}"] for name in MOVING}
 
 
 class StaticNumbers:
@@ -56,12 +67,13 @@ class StaticNumbers:
 
 class StagedVerify:
     """Held rows in buckets: (sequences, rows of each, what is sampled with or None, blocks by group, whether
-    some are masked). Rows that are lacking are padding.
+    some are masked, steps). Rows that are lacking are padding.
 
     Steps that are sampled on the device alone pick within `compute`; one row per sequence is committed there
     too. Others, and those that want log-probabilities, leave logits, and are sampled behind it. All buckets
     leave them in one place: what captured work gives back is kept as long as the capture. Steps of one row
-    per sequence remember what they picked, so that the next can be queued before this one is read.
+    per sequence remember what they picked, so that the next can be queued before this one is read; several
+    such steps, which pick within `compute`, are one bucket's work.
     """
 
     fetch: tuple[str, ...] = ("picks",)
@@ -77,16 +89,20 @@ class StagedVerify:
         return self.programs.generation
 
     def bucket(self, inputs: Mapping[str, Any]) -> Bucket | None:
-        """None where not all rows are wanted, some are decided, or there are too many."""
-        rows: Sequence[RowSet] = inputs["rows"]
+        """None where not all rows are wanted, some are decided, or there are too many; where several steps
+        cannot pick within.
+        """
+        rows, steps = inputs["rows"], inputs.get("steps", 1)
         most = max(len(row.tokens) for row in rows)
         if most > ROW_BUCKETS[-1] or not all(map(_ordinary, rows)):
             return None
         count = next(size for size in ROW_BUCKETS if size >= most)
         params = self.programs.table.step(row.slot for row in rows)
         within = not any(inputs["top"]) and self._stays_on_device(params)
+        if steps > 1 and not (within and count == 1):
+            return None
         masked = any(row.mask is not None for row in rows)
-        return len(rows), count, params.flags if within else None, table_sizes(rows), masked
+        return len(rows), count, params.flags if within else None, table_sizes(rows), masked, steps
 
     def _stays_on_device(self, params: StepParams) -> bool:
         """Whether sampling neither waits nor takes more memory than logits do: always so without flags."""
@@ -95,7 +111,7 @@ class StagedVerify:
 
     def stage(self, bucket: Bucket) -> StageBuffers:
         """One buffer for all of a step's numbers: one copy takes them to the device."""
-        num_seqs, count, flags, blocks, masked = bucket
+        num_seqs, count, flags, blocks, masked, steps = bucket
         rows, words = num_seqs * count, -(-count // WORD_BITS)
         if flags is None and self._logits.shape[0] < rows:
             self._logits = torch.empty(rows, self.programs.table.vocab, device=self.device)
@@ -103,18 +119,21 @@ class StagedVerify:
         shapes |= dict.fromkeys(("token", "index", "parent"), (rows,))
         shapes["position"] = (self.programs.axes, rows)
         shapes |= dict.fromkeys(("slot", "length"), (num_seqs,))
+        shapes |= {f"{name} {n}": shapes[name] for n in range(1, steps) for name in MOVING}
         shapes |= table_shapes(num_seqs, blocks)
         if masked:
             shapes["mask"] = (rows, -(-self.programs.table.vocab // MASK_BITS))
         numbers = StaticNumbers(shapes, self.device)
-        on_host, there = numbers.on_host, numbers.there
+        there = numbers.there
         batch = self._batch(there, bucket)
+        behind = [evolve(batch, **_moved(there, n)) for n in range(1, steps)]
         one = torch.ones(num_seqs, dtype=torch.int32, device=self.device)
         commit = Commit(torch.zeros(num_seqs, 1, dtype=torch.int32, device=self.device), one)
-        return StageBuffers(bucket, numbers.host, numbers.device, Stage(on_host, batch, commit))
+        stage = Stage(numbers.on_host, batch, commit, tuple(behind))
+        return StageBuffers(bucket, numbers.host, numbers.device, stage)
 
     def _batch(self, there: Mapping[str, Tensor], bucket: Bucket) -> ForwardBatch:
-        num_seqs, count, _, blocks, _ = bucket
+        num_seqs, count, _, blocks, *_ = bucket
         rows = num_seqs * count
         every = torch.arange(rows, dtype=torch.int32, device=self.device)
         programs = self.programs
@@ -142,7 +161,7 @@ class StagedVerify:
 
     def fill(self, buffers: StageBuffers, inputs: Mapping[str, Any]) -> None:
         """Every number a step has, padding included."""
-        host, (_, count, _, blocks, masked) = buffers.view.host, buffers.bucket
+        host, (_, count, _, blocks, masked, steps) = buffers.view.host, buffers.bucket
         rows: Sequence[RowSet] = inputs["rows"]
         host["slot"][:] = [row.slot for row in rows]
         host["length"][:] = [row.length for row in rows]
@@ -160,12 +179,24 @@ class StagedVerify:
         fill_tables(host, rows, blocks)
         if masked:
             _fill_masks(host["mask"].view(np.uint32), rows, count)
+        for n in range(1, steps):
+            host[f"token {n}"][:] = AHEAD
+            for name in MOVING[1:]:
+                host[f"{name} {n}"][:] = host[name] + n
 
     def compute(self, buffers: StageBuffers) -> Mapping[str, Tensor]:
-        """Forward; with flags: the picks too; one row each: the commit too."""
-        stage, (_, count, flags, *_) = buffers.view, buffers.bucket
+        """Forward; with flags: the picks too, i64[steps * rows]; one row each: the commit too."""
+        stage = buffers.view
+        first = self._compute(stage.batch, stage.commit, buffers.bucket)
+        if not stage.behind:
+            return first
+        others = [self._compute(batch, stage.commit, buffers.bucket) for batch in stage.behind]
+        return {"picks": torch.cat([one["picks"] for one in (first, *others)])}
+
+    def _compute(self, batch: ForwardBatch, commit: Commit, bucket: Bucket) -> Mapping[str, Tensor]:
+        _, count, flags, *_ = bucket
         backend, ops, table = self.programs.backend, self.programs.ops, self.programs.table
-        batch, alive = stage.batch, stage.commit.count
+        alive = commit.count
         if count == 1:
             token, alive = ops.newest_tokens(batch.token, batch.slot, table.newest)
             batch = evolve(batch, token=token)
@@ -173,7 +204,7 @@ class StagedVerify:
         if logits is None:
             raise AssertionError("a held batch returned no logits")
         if count == 1:
-            backend.commit(batch, Commit(stage.commit.path, alive))
+            backend.commit(batch, Commit(commit.path, alive))
         if flags is None:
             return {"logits": self._logits[: logits.shape[0]].copy_(logits), "alive": alive}
         return {"picks": self._picks(logits, alive, batch, StepParams(table, flags), count)}
@@ -215,10 +246,10 @@ class StagedVerify:
     def finish(
         self, buffers: StageBuffers, results: Mapping[str, Tensor], inputs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Accept, commit, report; what `compute` left of it."""
-        programs, stage, count = self.programs, buffers.view, buffers.bucket[1]
-        rows: Sequence[RowSet] = inputs["rows"]
-        picks, top = results["picks"], inputs["top"]
+        """Accept, commit, report; what `compute` left of it. Verdicts of all steps, the first's first."""
+        programs, stage, (_, count, *_, steps) = self.programs, buffers.view, buffers.bucket
+        rows, top = [*inputs["rows"]] * steps, [*inputs["top"]] * steps
+        picks = results["picks"]
         picked: list[int] = picks.tolist()
         paths = [
             [0]

@@ -21,8 +21,8 @@ log = logging.getLogger("luce_core.engine")
 MOST_TOGETHER = 32
 """Sequences of a step that are tried; each number up to FEW, then powers of two."""
 FEW = 8
-ANSWER = 4
-"""Tokens of an answer: a bucket's first step computes, its second captures."""
+TWICE = 2
+"""A bucket's first step computes, its second captures."""
 SHORT = 24
 """Tokens of a prompt beside others."""
 KINDS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, top_p=0.95, seed=0))
@@ -48,7 +48,7 @@ def warm(engine: LuceEngine, progress: Callable[[int, int], None] | None = None)
 
 def _rounds(engine: LuceEngine) -> Iterator[Sequence[int]]:
     """Lengths of the prompts that run together."""
-    longest = engine.context - ANSWER - 1
+    longest = engine.context - _tokens(engine) - 1
     if longest < 1:
         return
     yield [min(engine.row_budget + SHORT, longest)]  # a whole chunk, and what is left
@@ -63,6 +63,11 @@ def _rounds(engine: LuceEngine) -> Iterator[Sequence[int]]:
         count = count + 1 if count < FEW else 2 * count
 
 
+def _tokens(engine: LuceEngine) -> int:
+    """Of an answer: some one by one, some as many at once as there may be."""
+    return TWICE + TWICE * max(1, engine.executor.steps_ahead)
+
+
 def _answer(engine: LuceEngine, prompts: Sequence[int], params: SamplingParams) -> None:
     failed: list[str] = []
 
@@ -73,7 +78,7 @@ def _answer(engine: LuceEngine, prompts: Sequence[int], params: SamplingParams) 
     for number, length in enumerate(prompts):
         # Tokens of its own, so that nothing of a prompt is cached and all run at the same time.
         prompt = tuple((7919 * (place + 1) + 104729 * number) % engine.spec.vocab for place in range(length))
-        engine.submit(GenerationRequest(f"warm-up {number}", prompt, ANSWER, params), sink)
+        engine.submit(GenerationRequest(f"warm-up {number}", prompt, _tokens(engine), params), sink)
     while engine.step():
         pass
     engine.blocks.clear()

@@ -53,14 +53,13 @@ class StagingExecutor(EagerExecutor):
 
 
 class AheadExecutor(StagingExecutor):
-    """Steps follow where they can. Raises AssertionError where a step is submitted before everything in front
-    of it was read, follows two that were not, or has a token that is known.
+    """Steps follow where they can, so many at once. Raises AssertionError where a step is submitted before
+    everything in front of it was read, follows two that were not, or has a token that is known.
     """
 
-    runs_ahead = True
-
-    def __init__(self) -> None:
+    def __init__(self, steps: int = 1) -> None:
         super().__init__()
+        self.steps_ahead = steps
         self.unread: list[Fence] = []
         self.followed = 0
         """Steps that did."""
@@ -70,24 +69,26 @@ class AheadExecutor(StagingExecutor):
         """Run the steps; one that stands alone may be followed."""
         _demand(not self.unread, f"submitted, though {self.unread} have not been read")
         handle = super().submit(steps)
-        staged = self.staged[steps[0].program]
-        whole = staged is not None and staged.bucket(steps[0].inputs) is not None
-        self._leads = whole and len(steps) == 1 and self._can_follow(steps[0])
+        self._leads = len(steps) == 1 and self._has_bucket(steps[0]) and self._can_follow(steps[0])
         return self._late(handle)
 
     def follow(self, step: Step) -> LateHandle | None:  # type: ignore[override]
         """Run a step whose tokens the one in front picked."""
         _demand(len(self.unread) == 1, f"followed {self.unread}, wanted one")
-        if not self._leads or not self._can_follow(step):
+        if not self._leads or not self._can_follow(step) or not self._has_bucket(step):
             return None
         tokens = [row.tokens for row in step.inputs["rows"]]
         _demand(all(one == [AHEAD] for one in tokens), f"followed with tokens {tokens}")
-        self.followed += 1
+        self.followed += step.inputs.get("steps", 1)
         return self._late(super().submit([step]))
 
     def _can_follow(self, step: Step) -> bool:
         staged = self.staged[step.program]
         return staged is not None and staged.can_follow(step.inputs)
+
+    def _has_bucket(self, step: Step) -> bool:
+        staged = self.staged[step.program]
+        return staged is not None and staged.bucket(step.inputs) is not None
 
     def _late(self, handle: EagerHandle) -> LateHandle:
         self.unread.append(handle.fence)

@@ -7,6 +7,7 @@ from attrs import evolve
 
 from luce_core.contracts import SamplingParams, Tokens
 from luce_core.engine.scheduler import FairScheduler
+from luce_core.ops import sampling
 from luce_core.ops.newest import MOST_ENDS
 from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.pipeline import EngineRig
@@ -15,13 +16,23 @@ from luce_core.testing.staging import AheadExecutor
 PROMPTS = ([5, 9, 2], [7], list(range(1, 30)))
 
 
+@pytest.fixture(params=[1, 3], ids=["one", "three"])
+def at_once(request, monkeypatch):
+    """Steps that follow at once, which they can if they are sampled on the device."""
+    if request.param > 1:
+        monkeypatch.setattr(
+            sampling.sample, "stays_on_device", lambda params: not params.waits, raising=False
+        )
+    return request.param
+
+
 @pytest.fixture
-def rig(toy):
+def rig(toy, at_once):
     """rig(kind, ...) -> (EngineRig that runs ahead, ToyLaw)."""
 
     def make(kind="slots", **more):
         plain, law = toy(kind, **more)
-        return EngineRig(evolve(plain.pipeline, executor=AheadExecutor())), law
+        return EngineRig(evolve(plain.pipeline, executor=AheadExecutor(at_once))), law
 
     return make
 
@@ -115,27 +126,106 @@ def test_nothing_is_given_back_that_a_step_under_way_may_touch(rig, monkeypatch)
     assert after == under_way
 
 
-def test_one_that_arrives_joins_with_the_next_step(rig, kind):
+def test_one_that_arrives_joins_behind_what_is_queued(rig, kind, at_once):
     made, law = rig(kind)
     first = made.submit(PROMPTS[0], 40)
     steps_until(made, first, 6)
     second = made.submit(PROMPTS[2], 10)
     had = len(first.ids)
     steps_until(made, second, 1)
-    assert len(first.ids) <= had + 4
+    assert len(first.ids) <= had + 2 * at_once + 2
     made.run()
     assert [first.ids, second.ids] == [law.greedy(PROMPTS[0], 40), law.greedy(PROMPTS[2], 10)]
 
 
-def test_tokens_are_sent_before_the_step_behind_them_is_read(rig):
+def test_tokens_are_sent_before_the_step_behind_them_is_read(rig, at_once):
     made, _ = rig()
     answer = made.submit(PROMPTS[0], 20)
     steps_until(made, answer, 4)
-    flight = made.engine.flight
+    flight, had = made.engine.flight, len(answer.ids)
     assert made.engine.step()
     assert made.engine.flight is not flight
-    assert [len(event.ids) for event in answer.events if isinstance(event, Tokens)] == [1] * 5
+    sent = [len(event.ids) for event in answer.events if isinstance(event, Tokens)]
+    assert sent == [1] * (had + at_once)
     made.run()
+
+
+def asked_for(made, monkeypatch):
+    """(steps asked for at once, whether they were queued), as they come."""
+    runs, asked = made.pipeline.executor, []
+    follow = runs.follow
+
+    def watched(step):
+        handle = follow(step)
+        asked.append((step.inputs["steps"], handle is not None))
+        return handle
+
+    monkeypatch.setattr(runs, "follow", watched)
+    return asked
+
+
+def test_so_many_at_once_as_no_end_is_known_within(rig, at_once, monkeypatch):
+    """18 tokens: of the first step, of those at once, and one by one where fewer are left."""
+    made, law = rig()
+    asked = asked_for(made, monkeypatch)
+    assert made.generate(PROMPTS[0], max_tokens=18) == [law.greedy(PROMPTS[0], 18)]
+    whole, left = divmod(17, at_once)
+    assert asked == [(at_once, True)] * whole + [(1, True)] * left
+    assert made.engine.counters["steps"] == 18 + 1  # and the prompt
+
+
+def test_one_by_one_where_some_that_runs_ends_soon(rig, monkeypatch):
+    made, law = rig()
+    asked = asked_for(made, monkeypatch)
+    long, short = made.submit(PROMPTS[0], 30), made.submit(PROMPTS[0], 3)
+    while not short.is_done:
+        assert made.engine.step()
+    assert asked == [(1, True), (1, True)]
+    made.run()
+    assert [long.ids, short.ids] == [law.greedy(PROMPTS[0], count) for count in (30, 3)]
+
+
+def test_one_by_one_while_others_wait_for_a_place(rig, at_once, monkeypatch):
+    made, law = rig(max_sequences=1)
+    asked = asked_for(made, monkeypatch)
+    first, second = made.submit(PROMPTS[0], 9), made.submit(PROMPTS[1], 9)
+    while not first.is_done:
+        assert made.engine.step()
+    assert set(asked) == {(1, True)}
+    made.run()
+    assert (at_once, True) in asked
+    assert [first.ids, second.ids] == [law.greedy(prompt, 9) for prompt in PROMPTS[:2]]
+
+
+def test_what_cannot_be_queued_at_once_is_queued_one_by_one(toy, monkeypatch):
+    """Here sampling that leaves the device."""
+    monkeypatch.setattr(sampling.sample, "stays_on_device", lambda params: False, raising=False)
+    params = SamplingParams(temperature=0.8, seed=5)
+    plain = toy()[0]
+    made = EngineRig(evolve(plain.pipeline, executor=AheadExecutor(3)))
+    asked = asked_for(made, monkeypatch)
+    assert made.generate(PROMPTS[0], max_tokens=8, params=params) == plain.generate(
+        PROMPTS[0], max_tokens=8, params=params
+    )
+    assert asked[:4] == [(3, False), (1, True)] * 2
+
+
+def test_nobody_is_asked_for_room_beyond_what_may_be_queued(rig, at_once, monkeypatch):
+    """Room for one more, not for all: that one is queued, and the text ends where it must."""
+    made, law = rig("pages", cache_block=1)
+    reserve, asked = made.engine.blocks.reserve, asked_for(made, monkeypatch)
+    limit = len(PROMPTS[0]) + 11
+
+    def tight(seq, rows):
+        return made.engine.blocks.length(seq) + rows <= limit and reserve(seq, rows)
+
+    monkeypatch.setattr(made.engine.blocks, "reserve", tight)
+    answer = made.submit(PROMPTS[0], 40)
+    made.run()
+    assert answer.ids == law.greedy(PROMPTS[0], len(answer.ids))
+    assert len(answer.ids) == 12
+    assert asked[-1] == (1, True)
+    assert (at_once, True) in asked
 
 
 @pytest.mark.parametrize(

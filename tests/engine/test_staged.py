@@ -115,7 +115,7 @@ def test_what_a_bucket_is(rig):
         return staged.bucket({"rows": rows, "top": [0] * len(rows)})
 
     one, tree = row_of(made, [8]), row_of(made, [8, 9, 10, 11, 12], parents=[-1, 0, 0, 1, 1])
-    assert bucket(one) == (1, 1, frozenset(), tuple((group, LEAST_BLOCKS) for group in one.tables), False)
+    assert bucket(one) == (1, 1, frozenset(), tuple((group, LEAST_BLOCKS) for group in one.tables), False, 1)
     assert bucket(one, evolve(one, mask=np.ones((1, 10), np.uint32)))[4]
     assert bucket(one, tree)[:2] == (2, 6)
     assert bucket(evolve(tree, wanted=[4])) is None

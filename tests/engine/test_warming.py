@@ -6,9 +6,10 @@ import pytest
 from attrs import evolve
 
 from luce_core.engine.executor import EagerExecutor
-from luce_core.engine.warming import warm
+from luce_core.engine.warming import KINDS, warm
 from luce_core.errors import EngineError
 from luce_core.testing.pipeline import EngineRig
+from luce_core.testing.staging import AheadExecutor
 
 
 class Watching(EagerExecutor):
@@ -24,6 +25,20 @@ class Watching(EagerExecutor):
         for step in steps:
             self.seen.append((step.program, tuple(len(row.tokens) for row in step.inputs["rows"])))
         return super().submit(steps)
+
+
+class Ahead(AheadExecutor):
+    """Notes what follows: (sequences, steps)."""
+
+    compiles = True
+
+    def __init__(self, steps):
+        super().__init__(steps)
+        self.asked = []
+
+    def follow(self, step):
+        self.asked.append((len(step.inputs["rows"]), step.inputs["steps"]))
+        return super().follow(step)
 
 
 class Broken(Watching):
@@ -56,6 +71,14 @@ def test_steps_of_every_number_of_sequences_and_a_whole_chunk_were_run(rig):
     assert (96,) not in prompts, "sizes between the powers of two"
     assert {len(counts) for counts in prompts} == {1, 2, 3}
     assert done == [(place, 8) for place in range(8)]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_steps_that_follow_at_once_were_run_twice(rig, steps):
+    executor = Ahead(steps)
+    warm(rig(executor, chunk=64, max_sequences=2)[0].engine)
+    for count in (1, 2):
+        assert executor.asked.count((count, steps)) >= 2 * len(KINDS)
 
 
 def test_nothing_of_it_stays(rig):

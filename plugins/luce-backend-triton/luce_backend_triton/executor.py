@@ -3,8 +3,8 @@
 The first step of a bucket runs as plain calls over its static buffers: that compiles kernels and makes
 workspaces grow. The second captures, all later ones replay. Programs without static buffers are plain calls.
 
-A step that was captured can follow another before that one is read: what the host writes and reads lies
-twice, and the two take turns.
+A step, or several as one graph, can follow another before that one is read: what the host writes and reads
+lies twice, and the two take turns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 
 Results = Mapping[str, Tensor]
 MOST_BUCKETS = 64
-"""Of a program: a graph of a thousand nodes takes the driver about a megabyte."""
+"""Of a program, one of several steps counted as so many: the driver takes about a megabyte for a graph of a
+thousand nodes.
+"""
 
 
 class Captured(Protocol):
@@ -85,6 +87,11 @@ class Program:
     """An op of it cannot be captured."""
     generation: int = 0
 
+    @property
+    def steps(self) -> int:
+        """Of all buckets."""
+        return sum(one.steps for one in self.buckets.values())
+
 
 @define(eq=False)
 class Prepared:
@@ -92,6 +99,7 @@ class Prepared:
 
     buffers: StageBuffers
     sides: tuple[Side, Side]
+    steps: int
     captured: Captured | None = None
     refused: bool = False
     """Something in it, which other buckets do not have, cannot be captured."""
@@ -108,14 +116,18 @@ class Side:
 
 
 class GraphExecutor:
-    """`Executor`. Engine thread only. At most one submission is under way, and one step that follows it."""
-
-    runs_ahead = True
+    """`Executor`. Engine thread only. At most one submission is under way, and one that follows it."""
 
     def __init__(
-        self, device: str, capture: Callable[[Callable[[], Results]], Captured], *, prompts: bool = False
+        self,
+        device: str,
+        capture: Callable[[Callable[[], Results]], Captured],
+        *,
+        prompts: bool = False,
+        steps: int = 1,
     ) -> None:
-        """prompts: whether they are captured too."""
+        """prompts: whether they are captured too. steps: that follow at once."""
+        self.steps_ahead = steps
         self.device = torch.device(device)
         self.compiles = self.device.type == "cuda"
         self._capture = capture
@@ -151,17 +163,15 @@ class GraphExecutor:
         return self._handle([self._start(step) for step in steps])
 
     def follow(self, step: Step) -> GraphHandle | None:
-        """Queue a step that was captured behind a staged one that leads on."""
+        """Queue a step behind a staged one that leads on."""
         program = self._programs[step.program]
         staged = program.staged
-        if not self._leads or staged is None or program.refused or program.generation != staged.generation:
+        if not self._leads or staged is None or program.generation != staged.generation:
             return None
         if not staged.can_follow(step.inputs):
             return None
-        prepared = program.buckets.get(staged.bucket(step.inputs) or ())
-        if prepared is None or prepared.captured is None:
-            return None
-        return self._handle([self._run(staged, prepared, step, prepared.captured)])
+        prepared = self._prepared(step)
+        return None if prepared is None else self._handle([self._run(staged, prepared, step)])
 
     def _handle(self, pending: Sequence[Callable[[], Mapping[str, Any]]]) -> GraphHandle:
         done = self._events[self._turn]
@@ -174,38 +184,41 @@ class GraphExecutor:
     def _start(self, step: Step) -> Callable[[], Mapping[str, Any]]:
         """Queue one step -> what makes its outputs, once the device is through."""
         program = self._programs[step.program]
+        staged, prepared = program.staged, self._prepared(step)
+        if staged is None or prepared is None:
+            outputs = program.call(**step.inputs)
+            return lambda: outputs
+        self._leads = staged.can_follow(step.inputs)
+        return self._run(staged, prepared, step)
+
+    def _prepared(self, step: Step) -> Prepared | None:
+        """What there is of its bucket, captured if it comes a second time. None: it is a plain call."""
+        program = self._programs[step.program]
         staged = program.staged
         bucket = None if staged is None or program.refused else staged.bucket(step.inputs)
         if staged is None or bucket is None:
-            outputs = program.call(**step.inputs)
-            return lambda: outputs
+            return None
         if program.generation != staged.generation:
             program.buckets.clear()
             program.generation = staged.generation
         prepared = program.buckets.pop(bucket, None)
         first = prepared is None
         if prepared is None:
-            if len(program.buckets) == MOST_BUCKETS:
+            prepared = self._with_sides(staged.stage(bucket), step.inputs.get("steps", 1))
+            while program.buckets and program.steps + prepared.steps > MOST_BUCKETS:
                 program.buckets.pop(next(iter(program.buckets)))  # the one that was used longest ago
-            prepared = self._prepared(staged.stage(bucket))
         program.buckets[bucket] = prepared
         if not (first or prepared.captured or prepared.refused):
             self._try_to_capture(step.program, prepared, partial(staged.compute, prepared.buffers))
-        if program.refused:
-            outputs = program.call(**step.inputs)
-            return lambda: outputs
-        self._leads = staged.can_follow(step.inputs)
-        return self._run(staged, prepared, step, prepared.captured)
+        return None if program.refused else prepared
 
-    def _prepared(self, buffers: StageBuffers) -> Prepared:
+    def _with_sides(self, buffers: StageBuffers, steps: int) -> Prepared:
         pinned, size = self.device.type == "cuda", buffers.host.shape
         one, other = (torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(2))
-        return Prepared(buffers, (Side(one), Side(other)))
+        return Prepared(buffers, (Side(one), Side(other)), steps)
 
-    def _run(
-        self, staged: Staged, prepared: Prepared, step: Step, captured: Captured | None
-    ) -> Callable[[], Mapping[str, Any]]:
-        buffers, side = prepared.buffers, prepared.sides[self._turn]
+    def _run(self, staged: Staged, prepared: Prepared, step: Step) -> Callable[[], Mapping[str, Any]]:
+        buffers, side, captured = prepared.buffers, prepared.sides[self._turn], prepared.captured
         staged.fill(buffers, step.inputs)
         side.numbers.copy_(buffers.host)
         buffers.device.copy_(side.numbers, non_blocking=True)
@@ -273,4 +286,6 @@ class GraphHandle:
 def make_executor(context: ExecutorContext) -> GraphExecutor:
     """Factory of the part "cuda-graphs"."""
     device = context.device.id
-    return GraphExecutor(device, Capture(torch.device(device)), prompts=context.options.prompt_graphs)
+    chosen = context.options
+    capture = Capture(torch.device(device))
+    return GraphExecutor(device, capture, prompts=chosen.prompt_graphs, steps=chosen.graph_steps)

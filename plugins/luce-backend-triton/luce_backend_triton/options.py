@@ -26,6 +26,13 @@ class TritonOptions(BaseModel):
         description="Chunks of a single prompt as CUDA graphs too, filled up to one of a few sizes: the host "
         "takes longer to launch a short one than the card to compute it.",
     )
+    graph_steps: int = Field(
+        1,
+        ge=1,
+        le=8,
+        description="Decode steps that one CUDA graph runs while nobody waits: fewer gaps on the card, but "
+        "tokens come so many at a time, and whoever arrives or leaves waits for twice as many.",
+    )
     capability: str = Field(
         "",
         description="Take every card for one of this compute capability, such as 7.5: to plan for a card "

@@ -10,6 +10,7 @@ from luce_backend_triton import executor
 from luce_backend_triton.executor import GraphExecutor
 
 from luce_core.contracts import SamplingParams
+from luce_core.ops import sampling
 from luce_core.testing.constraints import Automaton
 from luce_core.testing.dense import write_dense_model
 from luce_core.testing.drafters import ScriptedDrafter
@@ -108,17 +109,46 @@ def watched(runs, monkeypatch):
     return handles
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_captured_steps_follow_one_another(write, params, monkeypatch):
-    runs = GraphExecutor("cpu", Captures())
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALTY], ids=["greedy", "sampled", "penalty"])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_steps_follow_one_another(write, params, steps, monkeypatch):
+    monkeypatch.setattr(sampling.sample, "stays_on_device", lambda params: not params.waits, raising=False)
+    captures = Captures()
+    runs = GraphExecutor("cpu", captures, steps=steps)
     handles = watched(runs, monkeypatch)
     ways = rig(write), rig(write, runs)
     wanted, got = (one.generate([3, 4], [8], max_tokens=20, params=params) for one in ways)
     assert got == wanted
-    fences = [handle.fence for handle in handles if handle is not None]
-    assert len(fences) > 12
+    fences = [handle.fence for handle in handles]  # each of them
+    assert len(fences) >= 18 // steps
     assert fences == sorted(fences)
-    assert handles[0] is None  # the first computes, the second captures
+    wanted, got = (one.generate([9, 4], [6], max_tokens=20, params=params) for one in ways)
+    assert got == wanted
+    buckets = {bucket[-1]: one for bucket, one in runs._programs["verify"].buckets.items() if bucket[0] == 2}
+    assert buckets.keys() == {1, steps}
+    assert buckets[steps].captured.runs >= 2 * (18 // steps) - 2
+
+
+def test_a_text_that_ends_within_a_graph_of_steps_leaves_its_state(write):
+    runs = GraphExecutor("cpu", Captures(), steps=4)
+    ways = rig(write), rig(write, runs)
+    (whole,) = ways[0].generate([3, 4], max_tokens=30)
+    for end in range(9, 14):
+        answers = []
+        for one in ways:
+            (text,) = one.generate([3, 4], max_tokens=30, eog=frozenset({whole[end]}))
+            answers.append((text, one.generate([3, 4, *text, 7], max_tokens=9)))
+        assert answers[0] == answers[1]
+
+
+def test_a_graph_of_several_steps_counts_as_so_many(write, monkeypatch):
+    monkeypatch.setattr(executor, "MOST_BUCKETS", 6)
+    runs = GraphExecutor("cpu", Captures(), steps=4)
+    one = rig(write, runs)
+    for count in (1, 2, 3):
+        one.generate(*[[3, 4 + n] for n in range(count)], max_tokens=20)
+        assert runs._programs["verify"].steps <= 6
+    assert {bucket[-1] for bucket in runs._programs["verify"].buckets} >= {4}
 
 
 def test_nothing_follows_what_cannot_be_captured(write, monkeypatch):
