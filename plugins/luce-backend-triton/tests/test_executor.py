@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 from attrs import evolve
-from luce_backend_triton import executor
+from luce_backend_triton import executor, picks
 from luce_backend_triton.executor import GraphExecutor
 
 from luce_core.contracts import SamplingParams
-from luce_core.ops import sampling
+from luce_core.ops import build_ops, sampling
 from luce_core.testing.constraints import Automaton
 from luce_core.testing.dense import write_dense_model
 from luce_core.testing.drafters import ScriptedDrafter
@@ -100,6 +101,23 @@ def test_constrained_tokens_are_those_of_plain_calls(write, params, drafted):
     assert answers[0] == answers[1]
     assert all(token % 2 == place % 2 for place, token in enumerate(answers[0][0]))
     assert sum(one.runs for one in captures) > 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the toy is on the CPU: Triton's interpreter")
+@pytest.mark.parametrize("params", [SAMPLED, PENALTY], ids=["sampled", "penalty"])
+@pytest.mark.parametrize("asked", [{}, {"constraint": TURNS}], ids=["free", "constrained"])
+def test_the_kernels_that_end_steps_give_the_tokens_of_the_reference(write, params, asked, monkeypatch):
+    """Whole answers, several steps at once where they can be."""
+    runs = GraphExecutor("cpu", Captures(), steps=3)
+    handles = watched(runs, monkeypatch)
+    ways = rig(write), rig(write, runs)
+    ways[1].engine.programs.ops = build_ops({name: getattr(picks, name) for name in picks.__all__})
+    wanted, got = (one.generate(*PROMPTS[:2], max_tokens=11, params=params, **asked) for one in ways)
+    assert got == wanted
+    buckets = runs._programs["verify"].buckets
+    assert all(bucket[2] is not None for bucket in buckets), "picked within"
+    assert bool(handles) != bool(asked)
+    assert {bucket[-1] for bucket in buckets} == ({1} if asked else {1, 3})
 
 
 def watched(runs, monkeypatch):
