@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from luce_backend_triton import capability, devices
 
@@ -14,35 +13,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
-import triton.language as tl
-import triton.runtime.interpreter
-
-
-def quicken(interpreter):
-    """Leave out half of what Triton's interpreter does, which these tests can do without: for every call of a
-    function it puts itself in the place of Triton's anew, and it adds and multiplies integers twice to see
-    whether 32 bits overflow, which takes sizes that no test has here.
-    """
-    put, modules = interpreter._patch_lang, set()
-
-    class Stays:
-        def restore(self):
-            pass
-
-    def once(fn):
-        used = {value.__name__ for value in fn.__globals__.values() if value is tl or value is tl.core}
-        if not used <= modules:
-            modules.update(used)
-            put(fn)
-        return Stays()
-
-    interpreter._patch_lang = once
-    builder = interpreter.interpreter_builder
-    builder.options = replace(builder.options, sanitize_overflow=False)
-
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    quicken(triton.runtime.interpreter)
+    from . import interpreter
+
+    interpreter.quicken()
 
 DEVICE = torch.device("cuda:0" if devices.cards() else "cpu")
 HALVES = {
