@@ -171,8 +171,9 @@ class Wiring:
 
     def _layer(self, name: str) -> Mapping[str, Callable[..., Any]]:
         found = self.registry.op_layer(name)
-        prepare(found, self.registry, self.device, self._options(found.plugin))
-        subject = f"of op layer {name!r} of {self.registry.title(found.plugin)}"
+        title = self.registry.title(found.plugin)
+        prepare(found.value, title, self.device, self._options(found.plugin))
+        subject = f"of op layer {name!r} of {title}"
         used = without(found.value, self.plan.values[OFF])
         return {impl.op: resolve(impl.fn, f"Op {impl.op!r} {subject}") for impl in used.ops}
 

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import evolve
 
 from luce_core.contracts import DeviceInfo, OpLayer
-from luce_core.registry import Registry, Supplied, guarded, resolve
+from luce_core.registry import guarded, resolve
 
 
 def names_of(layer: OpLayer) -> list[str]:
@@ -31,9 +31,11 @@ def without(layer: OpLayer, off: Collection[str]) -> OpLayer:
     return evolve(layer, ops=tuple(impl for impl in layer.ops if impl.op not in dropped))
 
 
-def prepare(layer: Supplied[OpLayer], registry: Registry, device: DeviceInfo, options: Any) -> None:
-    """Call the layer's `prepare`, if it has one. options: those of its plugin. UsageError comes through."""
-    if layer.value.prepare:
-        subject = f"Op layer {layer.value.name!r} of {registry.title(layer.plugin)}"
-        call = resolve(layer.value.prepare, subject)
-        guarded(f"{subject}: its {layer.value.prepare!r}", partial(call, device, options))
+def prepare(layer: OpLayer, title: str, device: DeviceInfo, options: Any) -> None:
+    """Call the layer's `prepare`, if it has one. title: the plugin's; options: its own. UsageError comes
+    through.
+    """
+    if layer.prepare:
+        subject = f"Op layer {layer.name!r} of {title}"
+        call = resolve(layer.prepare, subject)
+        guarded(f"{subject}: its {layer.prepare!r}", partial(call, device, options))

@@ -8,7 +8,6 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from pathlib import Path
 
 import click
@@ -17,18 +16,19 @@ from attrs import frozen
 from luce_core.catalog import cache_folder
 from luce_core.cli import wsl
 from luce_core.cli.console import console, print_json, say, table
+from luce_core.cli.self_checks import SelfCheck, side_by_side
 from luce_core.cli.session import Session
 from luce_core.cli.wsl import Level
 from luce_core.contracts import KernelCheck
 from luce_core.errors import LuceError
-from luce_core.op_layers import prepare
 from luce_core.option_fields import show_size
 from luce_core.options import Options
-from luce_core.registry import guarded, resolve
 
 LOW_MEMORY_BYTES = 2 * 2**30
 """Less than this free and even a small model will swap."""
 LOW_DISK_BYTES = 2**30
+AT_ONCE = 6
+"""Self-checks of op layers, at most: each has a context on its device, about 500 MB there and here."""
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -175,20 +175,27 @@ def _devices(session: Session) -> Iterator[Finding]:
 
 def _kernels(session: Session) -> Iterator[Finding]:
     """Every op layer that checks itself, on every device it runs on."""
-    registry, options, found = session.registry, session.given, False
-    for device in registry.find_devices(options.plugins)[0]:
-        for name in registry.names("ops"):
-            layer = registry.op_layer(name)
-            if not layer.value.self_check or not layer.value.features <= device.value.features:
-                continue
-            found = True
-            prepare(layer, registry, device.value, options.plugin(layer.plugin))
-            subject = f"The self-check of op layer {name!r} of {registry.title(layer.plugin)}"
-            run = resolve(layer.value.self_check, subject)
-            checks = iter(guarded(subject, partial(run, device.value.id)))
-            while (check := guarded(subject, partial(next, checks, None))) is not None:
-                yield _kernel_finding(f"{device.value.id} {name}", check, options.core.ops_off)
-    if not found:
+    registry, options = session.registry, session.given
+    layers = [registry.op_layer(name) for name in registry.names("ops")]
+    checks = [
+        SelfCheck(layer.value, run, registry.title(layer.plugin), device.value, options.plugin(layer.plugin))
+        for device in registry.find_devices(options.plugins)[0]
+        for layer in layers
+        if layer.value.features <= device.value.features
+        for run in layer.value.self_checks
+    ]
+    from luce_core.compose import physical_cores
+
+    said = set()
+    for check, found in side_by_side(checks, min(physical_cores(), AT_ONCE)):
+        if isinstance(found, str):
+            if found not in said:  # what keeps a layer from being made ready is the same for all its checks
+                yield Finding("wrong", "kernels", found, "Correct this first.")
+            said.add(found)
+        else:
+            subject = f"{check.device.id} {check.layer.name}"
+            yield _kernel_finding(subject, found, options.core.ops_off)
+    if not checks:
         yield Finding("note", "kernels", "no op layer that runs here checks itself")
 
 

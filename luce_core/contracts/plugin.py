@@ -160,8 +160,10 @@ class OpLayer:
     """Where it packs weights: bytes it keeps per byte of the file."""
     scratch_bytes: int = 0
     """What its ops hold on the device beside weights, state and activations, whatever the model."""
-    self_check: str = ""
-    """"module:fn" (device id) -> KernelChecks, for `luce-core doctor --kernels`; "" = it has none."""
+    self_checks: tuple[str, ...] = ()
+    """"module:fn" each, (device id) -> KernelChecks. `luce-core doctor --kernels` runs them side by side,
+    each in a process of its own.
+    """
     prepare: str = ""
     """"module:fn" (DeviceInfo, the plugin's options or None) -> None; "" = it has none.
 

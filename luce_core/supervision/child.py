@@ -73,10 +73,11 @@ class Child:
         self._commands.put(None)
         self._writer.join()
         self.connection.close()
-        return self.failure or _how(self.process.returncode)
+        return self.failure or how_ended(self.process.returncode)
 
 
-def _how(status: int) -> str:
+def how_ended(status: int) -> str:
+    """In words. status: as `subprocess` has it, signals negative."""
     if status >= 0:
         return f"its process exited with status {status}"
     try:

@@ -95,8 +95,7 @@ def _named(value: Any) -> list[str]:
     if isinstance(value, ArchSpec):
         return [value.describe, value.build]
     if isinstance(value, OpLayer):
-        own = [named for named in (value.self_check, value.prepare) if named]
-        return [*(op.fn for op in value.ops), *own]
+        return [named for named in (*(op.fn for op in value.ops), *value.self_checks, value.prepare) if named]
     if isinstance(value, PartSpec):
         return [named for named in (value.factory, value.layout, value.processor) if named]
     if isinstance(value, CommandSpec):

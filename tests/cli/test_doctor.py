@@ -102,8 +102,8 @@ def luce_register_ops():
     run = f"{__name__}:run"
     ops = (OpImpl("add", "operator:add"),)
     return [
-        OpLayer("checked", ops, Equivalence.BITS, self_check=run),
-        OpLayer("elsewhere", ops, Equivalence.BITS, frozenset({"no such feature"}), self_check=run),
+        OpLayer("checked", ops, Equivalence.BITS, self_checks=(run,)),
+        OpLayer("elsewhere", ops, Equivalence.BITS, frozenset({"no such feature"}), self_checks=(run,)),
         OpLayer("silent", ops, Equivalence.BITS),
     ]
 def run(device):
@@ -143,7 +143,7 @@ def test_a_wrong_kernel_that_is_switched_off_already_is_a_note(luce, toy):
 
 def test_a_layer_that_cannot_be_made_ready_is_a_finding(luce, toy):
     refuse = "def refuse(device, options):\n    raise UsageError(f'{device.id} is too old')\n"
-    source = SELF_CHECK.replace("self_check=run", 'self_check=run, prepare=f"{__name__}:refuse"')
+    source = SELF_CHECK.replace("self_checks=(run,)", 'self_checks=(run,), prepare=f"{__name__}:refuse"')
     toy.write("checked", source + "from luce_core.errors import UsageError\n" + refuse)
     rows = json.loads(luce("doctor", "--json", "--kernels", env={"LUCE_PORT": "0"}).out)
     assert of(rows, "kernels")[0]["text"] == "cpu is too old"
@@ -161,3 +161,27 @@ def test_a_self_check_that_breaks_is_a_finding(luce, toy):
     (row,) = of(json.loads(shown.out), "kernels")
     assert row["level"] == "wrong"
     assert "no such kernel" in row["text"]
+
+
+DYING = """
+import os
+@hookimpl
+def luce_register_ops():
+    ops, run = (OpImpl("add", "operator:add"),), f"{__name__}:run"
+    return [OpLayer("dying", ops, Equivalence.BITS, self_checks=(run,))]
+def run(device):
+    yield KernelCheck("last", 0.0, 0.0)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_self_check_that_takes_its_process_with_it_leaves_the_others_alone(luce, toy):
+    toy.write("dying", DYING)
+    toy.write("checked", SELF_CHECK)
+    rows = json.loads(luce("doctor", "--json", "--kernels", env={"LUCE_PORT": "0"}).out)
+    assert len(of(rows, "cpu checked")) == 4
+    assert [row["text"][:4] for row in of(rows, "cpu dying")] == ["last"]
+    (row,) = of(rows, "kernels")
+    assert "The self-check" in row["text"]
+    assert "of op layer 'dying'" in row["text"]
+    assert "broke off: its process was killed (SIGKILL; the system may be short of memory)." in row["text"]

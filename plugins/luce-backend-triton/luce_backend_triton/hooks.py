@@ -38,6 +38,8 @@ KERNELS = {"triton": "CUDA", "triton-portable": "PORTABLE"}
 """Op layer -> which of a module's."""
 INVARIANT = {"triton-invariant": "CUDA", "triton-invariant-portable": "PORTABLE"}
 """Likewise; their modules are those of `invariant`."""
+SELF_CHECKS = ("products", "sequences", "experts")
+"""Of each, the parts of its self-check."""
 COMPILED = (next(iter(KERNELS)), next(iter(INVARIANT)))
 DETERMINISTIC = (
     "--deterministic: a row's bits do not depend on its batch; latents, compressed entries, streams and "
@@ -110,7 +112,7 @@ def luce_register_ops() -> list[OpLayer]:
             summaries[name],
             weight_share=memory.WEIGHT_SHARE,
             scratch_bytes=memory.SCRATCH_BYTES,
-            self_check=f"{_package(name in INVARIANT)}.selfcheck:check_{ops.lower()}",
+            self_checks=tuple(f"{_package(name in INVARIANT)}.selfcheck:{ops}.{one}" for one in SELF_CHECKS),
             prepare="luce_backend_triton.capability:prepare",
         )
         for name, ops in (KERNELS | INVARIANT).items()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from luce_backend_triton import attention, delta, moe, ops, picks, route, state
@@ -66,19 +66,33 @@ Op = Callable[..., Any]
 BLOCK, BLOCK_COUNT, SLOTS, HELD = 16, 12, 4, 8
 
 
-def check(layer: ops.Layer, device: str) -> Iterator[KernelCheck]:
-    """All checks of one layer."""
-    torch.manual_seed(0)
-    yield from products(layer, device, (*FORMATS, *FLOATS), ROWS)
-    yield from sequences(device, attention.attention, delta.delta)
-    yield from routes(device, route.route)
-    yield from experts(layer, device, tuple(FORMATS), EXPERT_ROWS, moe.Experts(layer.cuda).experts)
-    both = moe.Experts(layer.cuda).experts, route.route
-    yield from experts(layer, device, ("Q4_K", "Q6_K"), EXPERT_ROWS[:2], *both)
-    yield from picking(device)
+@frozen
+class Checks:
+    """Those of one layer, in parts that stand alone."""
+
+    layer: ops.Layer
+
+    def products(self, device: str) -> Iterator[KernelCheck]:
+        """Of every format."""
+        torch.manual_seed(0)
+        yield from products(self.layer, device, (*FORMATS, *FLOATS), ROWS)
+
+    def sequences(self, device: str) -> Iterator[KernelCheck]:
+        """Everything that multiplies no packed weights."""
+        torch.manual_seed(0)
+        yield from sequences(device, attention.attention, delta.delta)
+        yield from routes(device, route.route)
+        yield from picking(device)
+
+    def experts(self, device: str) -> Iterator[KernelCheck]:
+        """Of every block format; and as the router chooses them."""
+        torch.manual_seed(0)
+        run = moe.Experts(self.layer.cuda).experts
+        yield from experts(self.layer, device, tuple(FORMATS), EXPERT_ROWS, run)
+        yield from experts(self.layer, device, ("Q4_K", "Q6_K"), EXPERT_ROWS[:2], run, route.route)
 
 
-check_cuda, check_portable = partial(check, ops.CUDA), partial(check, ops.PORTABLE)
+CUDA, PORTABLE = Checks(ops.CUDA), Checks(ops.PORTABLE)
 
 
 # --- products
@@ -377,4 +391,4 @@ def _error(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
-__all__ = ["check_cuda", "check_portable", "experts", "picking", "products", "routes", "sequences"]
+__all__ = ["CUDA", "PORTABLE", "experts", "picking", "products", "routes", "sequences"]

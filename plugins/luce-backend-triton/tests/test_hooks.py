@@ -192,7 +192,8 @@ def test_hook_luce_register_ops():
             assert impl.op in KNOWN_OPS
             assert impl.row_invariant is layer.name.startswith("triton-invariant")
             assert callable(resolve(impl.fn, f"op {impl.op!r}"))
-        assert callable(resolve(layer.self_check, f"layer {layer.name!r}"))
+        assert len(layer.self_checks) == 3
+        assert all(callable(resolve(named, f"layer {layer.name!r}")) for named in layer.self_checks)
 
 
 def test_hook_luce_plugin_info():

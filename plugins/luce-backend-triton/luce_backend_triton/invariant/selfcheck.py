@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from luce_backend_triton import selfcheck as plain
@@ -34,20 +33,35 @@ LENGTH, COUNT, BLOCK = 700, 20, 32
 TREE, PATH = [-1, 0, 0, 1, 2, 4], [0, 2, 4, 5]
 
 
-def check(layer: ops.Layer, experts: mixtures.Experts, device: str) -> Iterator[KernelCheck]:
-    """All checks of one layer."""
-    torch.manual_seed(0)
-    names = (*FORMATS, *plain.FLOATS)
-    yield from plain.products(layer, device, names, plain.ROWS)
-    yield from plain.sequences(device, attention.attention, delta.delta)
-    yield from plain.routes(device, mixtures.route)
-    yield from plain.experts(layer, device, tuple(FORMATS), plain.EXPERT_ROWS, experts.experts)
-    yield from same_products(layer, device, names)
-    yield from same_sequences(device, LENGTH)
+@frozen
+class Checks:
+    """Those of one layer, in parts that stand alone."""
+
+    layer: ops.Layer
+    mixture: mixtures.Experts
+
+    def products(self, device: str) -> Iterator[KernelCheck]:
+        """Of every format."""
+        torch.manual_seed(0)
+        names = (*FORMATS, *plain.FLOATS)
+        yield from plain.products(self.layer, device, names, plain.ROWS)
+        yield from same_products(self.layer, device, names)
+
+    def sequences(self, device: str) -> Iterator[KernelCheck]:
+        """Everything that multiplies no packed weights."""
+        torch.manual_seed(0)
+        yield from plain.sequences(device, attention.attention, delta.delta)
+        yield from plain.routes(device, mixtures.route)
+        yield from same_sequences(device, LENGTH)
+
+    def experts(self, device: str) -> Iterator[KernelCheck]:
+        """Of every block format."""
+        torch.manual_seed(0)
+        names = tuple(FORMATS)
+        yield from plain.experts(self.layer, device, names, plain.EXPERT_ROWS, self.mixture.experts)
 
 
-check_cuda = partial(check, ops.CUDA, mixtures.CUDA)
-check_portable = partial(check, ops.PORTABLE, mixtures.PORTABLE)
+CUDA, PORTABLE = Checks(ops.CUDA, mixtures.CUDA), Checks(ops.PORTABLE, mixtures.PORTABLE)
 
 
 def _same(what: str, pairs: Iterable[tuple[Tensor, Tensor]], op: str) -> KernelCheck:
@@ -173,4 +187,4 @@ def _delta(device: str, length: int) -> tuple[Run, Callable[[], list[Tensor]], C
     return run, lambda: [one.state[1].clone() for one in slots], restore
 
 
-__all__ = ["check_cuda", "check_portable", "same_products", "same_sequences"]
+__all__ = ["CUDA", "PORTABLE", "same_products", "same_sequences"]
