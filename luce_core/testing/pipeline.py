@@ -66,7 +66,7 @@ def make_pipeline(
     drafters: instances to use; they become parts of a plugin of their own, planned and composed like any.
     """
     modules = [importlib.import_module(name) for name in hooks or (TOY_HOOKS,)]
-    options = dict(options or {})
+    options = {"threads": 1, **(options or {})}  # tiny tensors: more only wait for each other
     if drafters:
         modules.append(_plugin_of(drafters))
         options["drafter"] = tuple(drafter.name for drafter in drafters)

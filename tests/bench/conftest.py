@@ -7,7 +7,6 @@ import threading
 from contextlib import contextmanager, suppress
 
 import pytest
-import torch
 
 from luce_core.bench.cases import Case
 from luce_core.bench.facts import Host, Subject
@@ -15,14 +14,6 @@ from luce_core.bench.runner import Result
 from luce_core.bench.stats import spread
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def event(payload):

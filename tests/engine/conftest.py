@@ -1,20 +1,11 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from luce_core.testing.pipeline import EngineRig, make_pipeline
 from luce_core.testing.toy import ToyLaw, write_toy_model
 
 VOCAB = 300
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=["slots", "pages", "window"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from luce_core.contracts import (
     AttentionSpec,
@@ -107,11 +106,3 @@ def plan():
 @pytest.fixture
 def build():
     return OneLayer
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -1,18 +1,9 @@
 import httpx
 import pytest
-import torch
 
 from luce_core.testing.pipeline import make_pipeline
 from luce_core.testing.server import serving
 from luce_core.testing.toy import ToyLaw, write_toy_model
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -39,12 +30,9 @@ def served(serve):
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory):
     """One server for all tests of a module that change nothing in it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     path = write_toy_model(tmp_path_factory.mktemp("standing") / "toy.gguf", salt=7, context=512)
     with serving(make_pipeline(path)) as one:
         yield one
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

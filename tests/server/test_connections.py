@@ -10,7 +10,6 @@ from contextlib import suppress
 
 import httpx
 import pytest
-import torch
 import trustme
 from starlette.requests import Request
 
@@ -29,13 +28,10 @@ CHAT = "/v1/chat/completions"
 @pytest.fixture(scope="module", params=["uvloop", "asyncio"])
 def single(request, tmp_path_factory):
     """A server that runs one request at a time, in small steps."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     path = write_toy_model(tmp_path_factory.mktemp("single") / "toy.gguf", salt=7, context=512)
     pipeline = make_pipeline(path, options={"max_sequences": 1, "chunk": 8})
     with serving(pipeline, loop=request.param) as one:
         yield one
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 
 import httpx
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,8 +28,6 @@ ANSWERED = {200, 400, 504}
 
 @pytest.fixture(scope="module")
 def http(tmp_path_factory):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     path = write_toy_model(tmp_path_factory.mktemp("small") / "toy.gguf", salt=7, context=64)
     with (
         serving(make_pipeline(path)) as served,
@@ -40,7 +37,6 @@ def http(tmp_path_factory):
         assert client.get("/health").json()["status"] == "ok"
         served.engine.blocks.check_integrity()
         assert not any(served.engine.blocks.stats().used_blocks.values())
-    torch.set_num_threads(threads)
 
 
 def post(http, path, content):

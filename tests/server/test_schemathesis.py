@@ -10,7 +10,6 @@ import pytest
 import requests
 import schemathesis
 import schemathesis.openapi
-import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
@@ -35,13 +34,10 @@ EXAMPLES = {"GET": 2, "/tokenize": 10, "/detokenize": 10, "/v1/completions": 12,
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     path = write_toy_model(tmp_path_factory.mktemp("small") / "toy.gguf", salt=7, context=CONTEXT)
     with serving(make_pipeline(path)) as served:
         yield served
         served.engine.blocks.check_integrity()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 SOAK = Path(__file__).parents[2] / "benchmarks" / "serving" / "soak.py"
 
@@ -16,9 +15,7 @@ def soak():
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    threads = torch.get_num_threads()
     yield module
-    torch.set_num_threads(threads)
     del sys.modules[spec.name]
 
 

@@ -48,11 +48,6 @@ def text_for(config, length=70):
     return torch.randint(0, config.vocab_size, (length,), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_those_of_hugging_face(name, tmp_path):
     config, model = random_model(CASES[name])
