@@ -91,6 +91,16 @@ def _room(device: torch.device, matrix: bool) -> Room:
     return Room(room.multiprocessors, room.block_bytes, matrix)
 
 
+def ptx_of(device: torch.device) -> int:
+    """Compute capability whose instructions kernels may have in them, such as 90; 0: none, as on AMD's cards
+    and in the interpreter.
+    """
+    if device.type != "cuda" or torch.version.hip:
+        return 0
+    major, minor = capability.on(device).capability
+    return 10 * major + minor
+
+
 def overlaps(device: torch.device) -> bool:
     """Whether a launch of a step may begin beside the one before it."""
     return device.type == "cuda" and product.overlaps(device)
@@ -401,7 +411,8 @@ def _one_each(
     given = _row_arguments(b, q, k, v, region, spec)
     one_row_kernels.attend_one[(rows, spec.kv_heads, shape.splits)](
         **given, **ends.told, **_scores(spec), DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
-        SPLIT=shape.splits > 1, AHEAD=shape.warps == HASTY, num_warps=shape.warps, num_stages=shape.stages,
+        SPLIT=shape.splits > 1, AHEAD=shape.warps == HASTY, PTX=ptx_of(q.device),
+        num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
     return ends.join(rows, spec, given["VT"], given["OVERLAP"])
 
@@ -426,7 +437,8 @@ def _attend(
         HK=spec.kv_heads, D=spec.head_dim, DV=spec.value_dim, DP=wide[0], DVP=wide[1], M=shape.m,
         N=shape.places, RT=shape.rows, SB=triton.next_power_of_2(seqs), BLOCK=region.block_entries,
         HELD=b.phase == "held", SPAN=span is not None, SPLIT=shape.splits > 1, **ends.told, **_scores(spec),
-        **codings, num_warps=shape.warps, num_stages=shape.stages, OVERLAP=overlap, launch_pdl=overlap,
+        **codings, PTX=ptx_of(query.device), num_warps=shape.warps, num_stages=shape.stages,
+        OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip
     return ends.join(rows, spec, codings["VT"], overlap)
 

@@ -6,7 +6,7 @@ Lengths, block tables and masks are read on the device. What a row sees is said 
 
 Keys and values may be codes (`codec_kernels`): KC and VC name the codec, "" = numbers; KG and VG are the
 numbers that share a scale, KT and VT those turned together, KB and VB bytes of a vector, KS and VS how many
-f16 lie in front of its scales. scales_k and scales_v are the same pages as f16.
+f16 lie in front of its scales. scales_k and scales_v are the same pages as f16. PTX: see `numbers_of`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def load_keys(
     d = tl.arange(0, DP)
     if KC != "":
         at = vector + added
-        return load_vectors(pages + at * KB, scales + (at * (KB // 2) + KS), here, N, DP, D, KC, KG)
+        return load_vectors(pages + at * KB, scales + (at * (KB // 2) + KS), here, N, DP, D, KC, KG, 0)
     else:
         at = pages + vector * D + ((added * D)[None, :] + d[:, None])
         if D == DP:
@@ -99,13 +99,13 @@ def load_keys(
 @triton.jit
 def load_values(
     pages, scales, vector, added, here, N: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
-    VC: tl.constexpr, VG: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr,
+    VC: tl.constexpr, VG: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Values [N, DVP], or what `load_vectors` gives; 0 where not `here`."""
     d = tl.arange(0, DVP)
     if VC != "":
         at = vector + added
-        return load_vectors(pages + at * VB, scales + (at * (VB // 2) + VS), here, N, DVP, DV, VC, VG)
+        return load_vectors(pages + at * VB, scales + (at * (VB // 2) + VS), here, N, DVP, DV, VC, VG, PTX)
     else:
         at = pages + vector * DV + ((added * DV)[:, None] + d[None, :])
         if DV == DVP:
@@ -126,7 +126,7 @@ def capped(score, cap, CAP: tl.constexpr):
 @triton.jit
 def with_tile(
     peak, weight, total, score, value, v_scale, v_minus, N: tl.constexpr, DVP: tl.constexpr, VC: tl.constexpr,
-    VG: tl.constexpr,
+    VG: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """The sums, after N places more: highest score (in base 2), sum of weights, sum of values."""
     highest = tl.maximum(peak, tl.max(score, 1))
@@ -135,7 +135,7 @@ def with_tile(
     kept = tl.exp2(peak - floor)
     weight = weight * kept + tl.sum(share, 1)
     if VC != "":
-        value = numbers_of(value, v_scale, v_minus, N, DVP, VC, VG)
+        value = numbers_of(value, v_scale, v_minus, N, DVP, VC, VG, PTX)
     return highest, weight, total * kept[:, None] + product(share.to(value.dtype), value)
 
 
@@ -160,7 +160,7 @@ def attend(
     HELD: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, SPAN: tl.constexpr,
     SPLIT: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr, KC: tl.constexpr, KG: tl.constexpr,
     KT: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr, VC: tl.constexpr, VG: tl.constexpr,
-    VT: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr, OVERLAP: tl.constexpr,
+    VT: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr, PTX: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """RT rows of one sequence, the query heads of one KV head, one part of the places. The last tiles see
     most and begin first.
@@ -224,10 +224,10 @@ def attend(
         here, vector, added = vectors_of(base, end, block, kv, HK, N, BLOCK)
         key, k_scale, k_minus = load_keys(pages_k, scales_k, vector, added, here, N, D, DP, KC, KG, KB, KS)
         value, v_scale, v_minus = load_values(
-            pages_v, scales_v, vector, added, here, N, DV, DVP, VC, VG, VB, VS
+            pages_v, scales_v, vector, added, here, N, DV, DVP, VC, VG, VB, VS, PTX
         )  # fmt: skip
         if KC != "":
-            key = tl.trans(numbers_of(key, k_scale, k_minus, N, DP, KC, KG))
+            key = tl.trans(numbers_of(key, k_scale, k_minus, N, DP, KC, KG, PTX))
         score = capped(product(query, key) * scale, cap, CAP)
         masked = base + N > settled
         if WINDOW:
@@ -258,7 +258,9 @@ def attend(
             if WINDOW:
                 seen = seen & (at[None, :] > own[:, None] - window)
             score = tl.where(seen, score, -float("inf"))
-        peak, weight, total = with_tile(peak, weight, total, score, value, v_scale, v_minus, N, DVP, VC, VG)
+        peak, weight, total = with_tile(
+            peak, weight, total, score, value, v_scale, v_minus, N, DVP, VC, VG, PTX
+        )  # fmt: skip
     both = live[:, None] & (dv < DV)[None, :]
     if SPLIT:
         to = (split.to(tl.int64) * num_rows + row) * H + h
@@ -289,6 +291,7 @@ def join(
     row, h = tl.program_id(0), tl.program_id(1)
     dv, s = tl.program_id(2) * DVB + tl.arange(0, DVB), tl.arange(0, STEP)
     inside = (dv < DV)[None, :]
+    g = gate_at(gate, row, h, dv[None, :], ldg, hdg, inside, GATE, PER_HEAD)
     total = tl.zeros((DVB,), tl.float32)
     peak = tl.full((), -float("inf"), tl.float32)
     weight = tl.full((), 0.0, tl.float32)
@@ -312,5 +315,4 @@ def join(
     y = tl.reshape(total / tl.where(weight > 0, weight, 1.0), (1, DVB))
     if VT != 0:
         y = turn_back(y, 1, DVB, VT)
-    y = gated(y, gate_at(gate, row, h, dv[None, :], ldg, hdg, inside, GATE, PER_HEAD), GATE)
-    tl.store(out + (row.to(tl.int64) * H + h) * DV + dv[None, :], y, mask=inside)
+    tl.store(out + (row.to(tl.int64) * H + h) * DV + dv[None, :], gated(y, g, GATE), mask=inside)

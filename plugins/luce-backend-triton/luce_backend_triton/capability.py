@@ -83,7 +83,7 @@ def parse(text: str) -> tuple[int, int]:
 
 
 def words(capability: Sequence[int]) -> str:
-    """"7.5"."""
+    """ "7.5"."""
     return ".".join(map(str, capability))
 
 

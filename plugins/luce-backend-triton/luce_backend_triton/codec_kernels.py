@@ -156,62 +156,170 @@ def halved(codes, BITS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def load_codes(
-    at, here, ROWS: tl.constexpr, COLS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr
-):
-    """u8[ROWS, COLS · BITS / 8] of vectors that begin at `at` (u8 pointers [ROWS])."""
-    byte = tl.arange(0, COLS * BITS // 8)[None, :]
-    if WIDTH == COLS:
-        return tl.load(at[:, None] + byte, mask=here[:, None], other=0)
+    at, here, ROWS: tl.constexpr, COLS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr,
+    WORDS: tl.constexpr,
+):  # fmt: skip
+    """u8[ROWS, COLS · BITS / 8] of vectors that begin at `at` (u8 pointers [ROWS]); WORDS: i32, four each."""
+    if WORDS:
+        word = tl.arange(0, COLS * BITS // 32)[None, :]
+        to = at.to(tl.pointer_type(tl.int32), bitcast=True)[:, None] + word
+        return tl.load(to, mask=here[:, None] & (word < WIDTH * BITS // 32), other=0)
     else:
-        return tl.load(at[:, None] + byte, mask=here[:, None] & (byte < WIDTH * BITS // 8), other=0)
+        byte = tl.arange(0, COLS * BITS // 8)[None, :]
+        if WIDTH == COLS:
+            return tl.load(at[:, None] + byte, mask=here[:, None], other=0)
+        else:
+            return tl.load(at[:, None] + byte, mask=here[:, None] & (byte < WIDTH * BITS // 8), other=0)
 
 
 @triton.jit
 def load_vectors(
     at, scales_at, here, ROWS: tl.constexpr, COLS: tl.constexpr, WIDTH: tl.constexpr, CODEC: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Codes, scales f16[ROWS, COLS / GROUP] and signs of vectors that begin at `at` (u8 pointers [ROWS]),
     their scales at `scales_at` (f16 pointers [ROWS]); 0 where not `here` and beyond WIDTH. What a codec has
-    not got is the codes once more.
+    not got is the codes once more. PTX: see `numbers_of`, which takes codes of a byte as i32, too, four in
+    each: Triton would keep bytes on their way in a register each.
     """
     if CODEC == "fp8":
-        codes = load_codes(at, here, ROWS, COLS, WIDTH, 8)
+        codes = load_codes(at, here, ROWS, COLS, WIDTH, 8, PTX >= 89)
         return codes, codes, codes
     else:
         group = tl.arange(0, COLS // GROUP)[None, :]
         inside = here[:, None] & (group < WIDTH // GROUP)
         scales = tl.load(scales_at[:, None] + group, mask=inside, other=0.0)
         if CODEC == "q8_0":
-            codes = load_codes(at, here, ROWS, COLS, WIDTH, 8)
+            codes = load_codes(at, here, ROWS, COLS, WIDTH, 8, PTX > 0)
             return codes, scales, codes
         elif CODEC == "q4_0":
-            codes = load_codes(at, here, ROWS, COLS, WIDTH, 4)
+            codes = load_codes(at, here, ROWS, COLS, WIDTH, 4, False)
             return codes, scales, codes
         else:
             tl.static_assert(CODEC == "tq3_0")
-            codes = load_codes(at, here, ROWS, COLS, WIDTH, 2)
-            return codes, scales, load_codes(at + WIDTH // 4, here, ROWS, COLS, WIDTH, 1)
+            codes = load_codes(at, here, ROWS, COLS, WIDTH, 2, False)
+            return codes, scales, load_codes(at + WIDTH // 4, here, ROWS, COLS, WIDTH, 1, False)
+
+
+# By instructions of NVIDIA's: what Triton makes of the conversion of a byte is several, one of them slow.
+# Bytes become the low ones of 1024 + code, and what is too much is taken off again.
+
+
+@triton.jit
+def signed_halves(codes, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Signed bytes, u8[ROWS, COLS] or four in each of i32[ROWS, COLS / 4], as f16[ROWS, COLS]."""
+    if codes.dtype == tl.int32:
+        a, b, c, d = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 code, less, low, high;
+            xor.b32 code, $4, 0x80808080;
+            mov.b32 less, 0x64806480;
+            prmt.b32 low, code, 0x64646464, 0x4140;
+            prmt.b32 high, code, 0x64646464, 0x4342;
+            sub.f16x2 low, low, less;
+            sub.f16x2 high, high, less;
+            mov.b32 {$0, $1}, low;
+            mov.b32 {$2, $3}, high;
+            }""",
+            "=h,=h,=h,=h,r", [codes], dtype=(tl.float16,) * 4, is_pure=True, pack=1,
+        )  # fmt: skip
+        return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, COLS))
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 code, less;
+            xor.b32 code, $2, 0x80808080;
+            mov.b32 less, 0x64806480;
+            prmt.b32 $0, code, 0x64646464, 0x4140;
+            prmt.b32 $1, code, 0x64646464, 0x4342;
+            sub.f16x2 $0, $0, less;
+            sub.f16x2 $1, $1, less;
+            }""",
+            "=&r,=&r,r", [codes], dtype=tl.float16, is_pure=True, pack=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def fp8_halves(codes, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The same of e4m3fn. Compute capability 8.9 and newer."""
+    if codes.dtype == tl.int32:
+        a, b, c, d = tl.inline_asm_elementwise(
+            """{
+            .reg .b16 one, other;
+            .reg .b32 low, high;
+            mov.b32 {one, other}, $4;
+            cvt.rn.f16x2.e4m3x2 low, one;
+            cvt.rn.f16x2.e4m3x2 high, other;
+            mov.b32 {$0, $1}, low;
+            mov.b32 {$2, $3}, high;
+            }""",
+            "=h,=h,=h,=h,r", [codes], dtype=(tl.float16,) * 4, is_pure=True, pack=1,
+        )  # fmt: skip
+        return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, COLS))
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b16 one, other;
+            mov.b32 {one, other}, $2;
+            cvt.rn.f16x2.e4m3x2 $0, one;
+            cvt.rn.f16x2.e4m3x2 $1, other;
+            }""",
+            "=&r,=&r,r", [codes], dtype=tl.float16, is_pure=True, pack=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def nibble_halves(codes, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Of each byte of u8[ROWS, COLS / 2] the low half less 8, then the high one: f16[ROWS, COLS]."""
+    low, high = tl.inline_asm_elementwise(
+        """{
+        .reg .b32 code, less;
+        mov.b32 less, 0x64086408;
+        and.b32 code, $4, 0x0f0f0f0f;
+        prmt.b32 $0, code, 0x64646464, 0x4140;
+        prmt.b32 $1, code, 0x64646464, 0x4342;
+        sub.f16x2 $0, $0, less;
+        sub.f16x2 $1, $1, less;
+        shr.u32 code, $4, 4;
+        and.b32 code, code, 0x0f0f0f0f;
+        prmt.b32 $2, code, 0x64646464, 0x4140;
+        prmt.b32 $3, code, 0x64646464, 0x4342;
+        sub.f16x2 $2, $2, less;
+        sub.f16x2 $3, $3, less;
+        }""",
+        "=&r,=&r,=&r,=&r,r", [codes], dtype=(tl.float16,) * 2, is_pure=True, pack=4,
+    )  # fmt: skip
+    return tl.reshape(tl.join(low, high), (ROWS, COLS))
 
 
 @triton.jit
 def numbers_of(
-    codes, scales, minus, ROWS: tl.constexpr, COLS: tl.constexpr, CODEC: tl.constexpr, GROUP: tl.constexpr
-):
-    """What `load_vectors` gave as numbers, turned: f16[ROWS, COLS].
+    codes, scales, minus, ROWS: tl.constexpr, COLS: tl.constexpr, CODEC: tl.constexpr, GROUP: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    """What `load_vectors` gave as numbers, turned: f16[ROWS, COLS]. PTX: compute capability, such as 90,
+    whose instructions may be used; 0: none.
 
     To be made right in front of the product that reads them: see `product` in `attention_kernels`.
     """
-    if CODEC == "fp8":
+    if (CODEC == "fp8") and (PTX >= 89):
+        return fp8_halves(codes, ROWS, COLS)
+    elif CODEC == "fp8":
         code = codes.to(tl.uint16)
         bits = ((code & 128) << 8) | ((code & 127) << 7)  # as f16 all of it, 2⁻⁸ times too small
         bits = tl.where((code & 127) == 127, bits | 0x7C00, bits)
         return bits.to(tl.float16, bitcast=True) * 256.0
     else:
         if CODEC == "q8_0":
-            code = codes.to(tl.int8, bitcast=True).to(tl.float16)
+            if PTX > 0:
+                code = signed_halves(codes, ROWS, COLS)
+            else:
+                code = codes.to(tl.int8, bitcast=True).to(tl.float16)
         elif CODEC == "q4_0":
-            code = halved(codes, 4, ROWS, COLS).to(tl.float16) - 8.0
+            if PTX > 0:
+                code = nibble_halves(codes, ROWS, COLS)
+            else:
+                code = halved(codes, 4, ROWS, COLS).to(tl.float16) - 8.0
         else:
             size = magnitude(halved(halved(codes, 4, ROWS, COLS // 2), 2, ROWS, COLS)).to(tl.float16)
             one = halved(halved(minus, 4, ROWS, COLS // 4), 2, ROWS, COLS // 2)

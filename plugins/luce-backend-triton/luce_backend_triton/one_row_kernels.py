@@ -56,10 +56,11 @@ def with_places(
     window, scale, cap,
     N: tl.constexpr, DP: tl.constexpr, DVP: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr,
     CAP: tl.constexpr, KC: tl.constexpr, KG: tl.constexpr, VC: tl.constexpr, VG: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     """The sums, after places base .. base + N of committed tokens: those in the window."""
     if KC != "":
-        key = tl.trans(numbers_of(key, k_scale, k_minus, N, DP, KC, KG))
+        key = tl.trans(numbers_of(key, k_scale, k_minus, N, DP, KC, KG, PTX))
     score = capped(product(query, key) * scale, cap, CAP)
     seen = here
     if WINDOW:
@@ -67,7 +68,7 @@ def with_places(
         token = tl.load(first + place // BLOCK, mask=here, other=0) + place % BLOCK
         seen = here & (token > own - window)
     score = tl.where(seen[None, :], score, -float("inf"))
-    return with_tile(peak, weight, total, score, value, v_scale, v_minus, N, DVP, VC, VG)
+    return with_tile(peak, weight, total, score, value, v_scale, v_minus, N, DVP, VC, VG, PTX)
 
 
 @triton.jit(do_not_specialize=["num_rows", "axis_stride", "row_stride", "table_stride", "splits"])
@@ -83,7 +84,7 @@ def attend_one(
     SPLIT: tl.constexpr, AHEAD: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr,
     KC: tl.constexpr, KG: tl.constexpr, KT: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr,
     VC: tl.constexpr, VG: tl.constexpr, VT: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PTX: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The only held row of a sequence, the query heads of one KV head, one part of the committed places:
     what `make_rows` and `attend` do. The first part writes the row's key and value, and begins with them.
@@ -155,7 +156,7 @@ def attend_one(
     if AHEAD:
         key, k_scale, k_minus = load_keys(pages_k, scales_k, vector, added, here, N, D, DP, KC, KG, KB, KS)
         value, v_scale, v_minus = load_values(
-            pages_v, scales_v, vector, added, here, N, DV, DVP, VC, VG, VB, VS
+            pages_v, scales_v, vector, added, here, N, DV, DVP, VC, VG, VB, VS, PTX
         )  # fmt: skip
     query = turned(query, from_q, q_own, q_theirs, D, q_eps, other, turning, cosine, sine, live, Q_NORM, ROPE)
     if KC != "":
@@ -184,18 +185,18 @@ def attend_one(
         one_at = tl.reshape(at_new, (1,))
         if KC != "":
             k_codes, k_factor, k_signs = load_vectors(
-                pages_k + one_at * KB, scales_k + (one_at * (KB // 2) + KS), one, 1, DP, D, KC, KG
+                pages_k + one_at * KB, scales_k + (one_at * (KB // 2) + KS), one, 1, DP, D, KC, KG, 0
             )
-            key_new = numbers_of(k_codes, k_factor, k_signs, 1, DP, KC, KG).to(tl.float32)
+            key_new = numbers_of(k_codes, k_factor, k_signs, 1, DP, KC, KG, 0).to(tl.float32)
         elif WRITE:
             key_new = key_given.to(pages_k.dtype.element_ty).to(tl.float32)
         else:
             key_new = features(pages_k + at_new * D, d, D, True)
         if VC != "":
             v_codes, v_factor, v_signs = load_vectors(
-                pages_v + one_at * VB, scales_v + (one_at * (VB // 2) + VS), one, 1, DVP, DV, VC, VG
+                pages_v + one_at * VB, scales_v + (one_at * (VB // 2) + VS), one, 1, DVP, DV, VC, VG, 0
             )
-            value_new = numbers_of(v_codes, v_factor, v_signs, 1, DVP, VC, VG).to(tl.float32)
+            value_new = numbers_of(v_codes, v_factor, v_signs, 1, DVP, VC, VG, 0).to(tl.float32)
         elif WRITE:
             value_new = value_given.to(pages_v.dtype.element_ty).to(tl.float32)
         else:
@@ -208,18 +209,18 @@ def attend_one(
     if AHEAD:
         peak, weight, total = with_places(
             peak, weight, total, query, key, k_scale, k_minus, value, v_scale, v_minus, here, begin, first,
-            own, window, scale, cap, N, DP, DVP, BLOCK, WINDOW, CAP, KC, KG, VC, VG,
+            own, window, scale, cap, N, DP, DVP, BLOCK, WINDOW, CAP, KC, KG, VC, VG, PTX,
         )  # fmt: skip
         begin += N
     for base in range(begin, end, N):
         here, vector, added = vectors_of(base, end, block, kv, HK, N, BLOCK)
         key, k_scale, k_minus = load_keys(pages_k, scales_k, vector, added, here, N, D, DP, KC, KG, KB, KS)
         value, v_scale, v_minus = load_values(
-            pages_v, scales_v, vector, added, here, N, DV, DVP, VC, VG, VB, VS
+            pages_v, scales_v, vector, added, here, N, DV, DVP, VC, VG, VB, VS, PTX
         )  # fmt: skip
         peak, weight, total = with_places(
             peak, weight, total, query, key, k_scale, k_minus, value, v_scale, v_minus, here, base, first,
-            own, window, scale, cap, N, DP, DVP, BLOCK, WINDOW, CAP, KC, KG, VC, VG,
+            own, window, scale, cap, N, DP, DVP, BLOCK, WINDOW, CAP, KC, KG, VC, VG, PTX,
         )  # fmt: skip
     if SPLIT:
         to = (split.to(tl.int64) * num_rows + row) * H + kv * group + m

@@ -74,6 +74,7 @@ def variants(target, dim, pairs):
     new = ability.matrix
     rows, chunk = ("tf32", "f16") if new else ("ieee", "ieee")
     overlap = {"OVERLAP": ability.overlap}
+    arch = int(target.partition(":")[2]) if cuda else 0
     pages = {"pages_k": "*bf16", "pages_v": "*fp16", "turned_q": "*bf16", "window": "i32"}
     heads = {"H": 6, "HK": 2, "D": dim, "DV": dim, "DP": dim, "BLOCK": 32, "HELD": True, **NUMBERS}
     rope = {"ROPE": True, "START": 0, "HALF": dim // 4, "HALVES": True, "AXES": True}
@@ -88,6 +89,7 @@ def variants(target, dim, pairs):
         "GATE": 1,
         "PER_HEAD": False,
         "DVP": dim,
+        "PTX": arch,
     }
     small = {"M": 16, "N": 16, "RT": 5, "SB": 4, "SPLIT": True}
     yield attention_kernels.attend, {**heads, **all_of, **small, **overlap}, asked, {"num_warps": 8}

@@ -91,8 +91,9 @@ def _attend(
         spec.softcap * LOG2E, spec.window or 0,
         HK=kv_heads, D=spec.head_dim, DP=wide[0], DVP=wide[1], M=m, N=places, PART=PART, RT=each,
         SB=triton.next_power_of_2(seqs), BLOCK=block, HELD=held, WINDOW=spec.window is not None,
-        CAP=spec.softcap != 0.0, SPAN=span is not None, **ends, **codings, num_warps=warps, num_stages=stages,
-        OVERLAP=overlap, launch_pdl=overlap, enable_fp_fusion=False,
+        CAP=spec.softcap != 0.0, SPAN=span is not None, **ends, **codings,
+        PTX=plain.ptx_of(query.device), num_warps=warps, num_stages=stages, OVERLAP=overlap,
+        launch_pdl=overlap, enable_fp_fusion=False,
     )  # fmt: skip
     if held:
         per = min(32, triton.next_power_of_2(heads)) if INTERPRETED else 1

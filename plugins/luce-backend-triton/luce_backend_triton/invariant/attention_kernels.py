@@ -63,7 +63,8 @@ def attend_parts(
     BLOCK: tl.constexpr, HELD: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     SPAN: tl.constexpr, GATE: tl.constexpr, PER_HEAD: tl.constexpr, KC: tl.constexpr, KG: tl.constexpr,
     KT: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr, VC: tl.constexpr, VG: tl.constexpr,
-    VT: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr, OVERLAP: tl.constexpr,
+    VT: tl.constexpr, VB: tl.constexpr, VS: tl.constexpr, PTX: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """RT rows of one sequence, the query heads of one KV head. HELD: one row and one part of the text.
 
@@ -157,7 +158,7 @@ def attend_parts(
                 seen = seen & (text[None, :] > own[:, None] - window)
             if KC != "":
                 k_at, k_scales = pages_k + entry * KB, scales_k + (entry * (KB // 2) + KS)
-                k_codes, k_scale, k_minus = load_vectors(k_at, k_scales, here, N, DP, D, KC, KG)
+                k_codes, k_scale, k_minus = load_vectors(k_at, k_scales, here, N, DP, D, KC, KG, 0)
             else:
                 key = tl.load(
                     pages_k + (entry[None, :] * D + d[:, None]), mask=here[None, :] & (d < D)[:, None],
@@ -165,14 +166,14 @@ def attend_parts(
                 )  # fmt: skip
             if VC != "":
                 v_at, v_scales = pages_v + entry * VB, scales_v + (entry * (VB // 2) + VS)
-                v_codes, v_scale, v_minus = load_vectors(v_at, v_scales, here, N, DVP, DV, VC, VG)
+                v_codes, v_scale, v_minus = load_vectors(v_at, v_scales, here, N, DVP, DV, VC, VG, PTX)
             else:
                 value = tl.load(
                     pages_v + (entry[:, None] * DV + dv[None, :]), mask=here[:, None] & (dv < DV)[None, :],
                     other=0.0,
                 )  # fmt: skip
             if KC != "":
-                key = tl.trans(numbers_of(k_codes, k_scale, k_minus, N, DP, KC, KG))
+                key = tl.trans(numbers_of(k_codes, k_scale, k_minus, N, DP, KC, KG, PTX))
             score = product(query, key) * scale
             if CAP:
                 score = cap - 2 * cap / (tl.exp2(score * (2 * LOG2E / cap)) + 1)
@@ -183,7 +184,7 @@ def attend_parts(
             kept = tl.exp2(peak - floor)
             weight = weight * kept + tl.sum(share, 1)
             if VC != "":
-                value = numbers_of(v_codes, v_scale, v_minus, N, DVP, VC, VG)
+                value = numbers_of(v_codes, v_scale, v_minus, N, DVP, VC, VG, PTX)
             total = total * kept[:, None] + product(share.to(value.dtype), value)
             peak = highest
         if HELD:

@@ -37,9 +37,7 @@ def multiply(packed: Matrix | Dense, rows: Rows, cuda: bool, behind: Behind) -> 
     return product.portable(packed, rows, behind, PORTABLE_ROWS)
 
 
-def _compiled(
-    matrix: Matrix, rows: Rows, behind: Behind, shape: few_rows.Shape, grid: int
-) -> Tensor:
+def _compiled(matrix: Matrix, rows: Rows, behind: Behind, shape: few_rows.Shape, grid: int) -> Tensor:
     """Passes of up to 32 rows, or of one. How a launch is cut does not depend on how many are real."""
     m, residual = rows.x.shape[0], behind.residual
     y = torch.empty(m, matrix.rows, device=matrix.records.device)
