@@ -361,6 +361,7 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
   u8* to = ring;
   auto fetch = [&]() {
     if (left > 0) copy_record(to, source, lane);
+    else if (left == 0) ask_soon(out.soon, blockIdx.x * WARPS + warp, grid * WARPS, lane);
     commit();
     source += RECORD;
     left--;
