@@ -23,7 +23,7 @@ from luce_core.errors import PluginError
 from luce_core.ops import attention as reference
 from luce_core.ops.fine import section_axes
 
-FEW, FEW_PROGRAMS, MANY_PROGRAMS = 32, 4, 1
+FEW, FEW_PROGRAMS, MANY_PROGRAMS = 32, 3, 1
 """Programs a launch should have for each multiprocessor, where the text is long enough to split: for tiles of
 at most FEW rows · heads, and for others, whose partial sums are larger.
 """
@@ -35,8 +35,13 @@ ONE = 32 * 256
 """Most rows · heads · width of a program that makes its row ready itself."""
 TILES = ((128, 64), (128, 32), (64, 64), (64, 32), (64, 16))
 """Rows · heads and places of a tile of a long chunk, best first where they fit."""
-JOINED, JOIN_COLS = 64, 64
+JOINED, JOIN_COLS = 128, 64
 """Splits and columns of values one program of `join` reads at a time."""
+DEEP, DEEP_BYTES = 5, 200 << 10
+"""Stages of a program of few rows, with two tiles of pages on their way, and shared memory from which on there
+is room for three such programs. A table's entry is one load, the page behind it another, so that a tile takes
+two stages.
+"""
 SPARE_BYTES = 4096
 """Of shared memory, for what is not a tile."""
 GATES = {"": 0, "sigmoid": 1, "softplus": 2}
@@ -143,7 +148,9 @@ def _tiles(rows: int, seqs: int, group: int, width: int, num_bytes: int, room: R
         m = max(least, min(most, wanted))
         if m not in found:
             places = 64 if line <= 128 else 32 if line <= 1024 and room.matrix else 16
-            found[m] = Cut(max(1, m // group), m, places, 4 if m <= FEW else 8, 3 if line <= 512 else 2)
+            deep = room.matrix and room.shared_bytes >= DEEP_BYTES
+            stages = 2 if line > 512 else DEEP if deep else 3
+            found[m] = Cut(max(1, m // group), m, places, 4 if m <= FEW else 8, stages)
     return list(found.values())
 
 

@@ -17,7 +17,7 @@ from attrs import define, field
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-AHEAD_BYTES = 8 << 20
+AHEAD_BYTES = 0
 """Of the next matrix, that a launch asks for at most; 0: nothing. What memory gives in two microseconds."""
 
 

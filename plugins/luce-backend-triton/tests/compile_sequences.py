@@ -75,6 +75,7 @@ def variants(target, dim, pairs):
     rows, chunk = ("tf32", "f16") if new else ("ieee", "ieee")
     overlap = {"OVERLAP": ability.overlap}
     arch = int(target.partition(":")[2]) if cuda else 0
+    stages = attention.DEEP if new and room_of(target) >= attention.DEEP_BYTES else 3
     pages = {"pages_k": "*bf16", "pages_v": "*fp16", "turned_q": "*bf16", "window": "i32"}
     heads = {"H": 6, "HK": 2, "D": dim, "DV": dim, "DP": dim, "BLOCK": 32, "HELD": True, **NUMBERS}
     rope = {"ROPE": True, "START": 0, "HALF": dim // 4, "HALVES": True, "AXES": True}
@@ -120,10 +121,10 @@ def variants(target, dim, pairs):
             kept[f"scales_{letter}"] = "*fp16" if codec else "*bf16"
         yield row_kernels.make_rows, {**codes, **rope, **norms, **overlap}, {**kept, "q": "*fp32"}, {}
         held = {**codes, **all_of, "DVP": wide, **small}
-        yield attention_kernels.attend, {**held, **overlap}, kept, {"num_stages": 3}
+        yield attention_kernels.attend, {**held, **overlap}, kept, {"num_stages": stages}
         single = {**one, **codes, "DVP": wide, "V_NORM": True, "AXES": False, "SPLIT": True, "AHEAD": False}
         del single["HELD"]
-        yield one_row_kernels.attend_one, single, {**kept, "q": "*fp32"}, {"num_stages": 2}
+        yield one_row_kernels.attend_one, single, {**kept, "q": "*fp32"}, {"num_stages": stages}
         if new:
             many = {**codes, **all_of, "DVP": wide, "HELD": False, "M": 64, "N": 32, "RT": 21, "SB": 1}
             options = {"num_warps": 8, "num_stages": 2}

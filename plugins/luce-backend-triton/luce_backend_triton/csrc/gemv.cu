@@ -361,7 +361,6 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
   u8* to = ring;
   auto fetch = [&]() {
     if (left > 0) copy_record(to, source, lane);
-    else if (left == 0) ask_soon(out.soon, blockIdx.x * WARPS + warp, grid * WARPS, lane);
     commit();
     source += RECORD;
     left--;
@@ -421,6 +420,7 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
       mine += 16 * X_ROWS;
     }
   }
+  ask_soon(out.soon, blockIdx.x * WARPS + warp, grid * WARPS, lane);
   __syncthreads();
 
   for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
