@@ -58,13 +58,6 @@ class Ability:
         return self.capability >= (9, 0)
 
     @property
-    def bulk(self) -> bool:
-        """Whether warps of csrc/mma.cu may walk alone: one thread copies many bytes to shared memory, and a
-        barrier there counts them. Newer cards can too, but spill registers, and none was measured.
-        """
-        return self.capability == (9, 0)
-
-    @property
     def arch(self) -> str:
         """What CUDA C++ is compiled for: the card's own code, or what the driver translates for it."""
         return f"{'compute' if self.forced else 'sm'}_{self.capability[0]}{self.capability[1]}"

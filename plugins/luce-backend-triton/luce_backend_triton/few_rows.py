@@ -42,10 +42,6 @@ class Shape:
     stages: int
     resident: int = 1
     """Thread blocks a multiprocessor is to hold, in registers."""
-    x_stages: int = 0
-    """mma: how often 256 columns of x lie ready for the warps of a block, each of which walks alone. 0: all
-    warps are at the same columns, and those of x come with the records.
-    """
 
     def ring_bytes(self, fmt: RecordFormat) -> int:
         """Records on their way, of one thread block."""
@@ -54,8 +50,7 @@ class Shape:
     def shared_bytes(self, fmt: RecordFormat, tiles: int, blocks: int, grid: int) -> int:
         """Of one of `grid` thread blocks, for a matrix of tiles × blocks records."""
         if self.kind == "mma":
-            ring = self.ring_bytes(fmt) + (self.x_stages or self.stages) * self.x_rows * X_BYTES
-            return ring + (8 * self.warps * self.stages + 12 * self.x_stages if self.x_stages else 0)
+            return self.ring_bytes(fmt) + self.stages * self.x_rows * X_BYTES
         sums = self.warps * self.warp_room(tiles, blocks, grid) * 16 * self.x_rows * 4
         return self.ring_bytes(fmt) + blocks * self.x_rows * X_BYTES + sums
 
@@ -82,7 +77,6 @@ def defines(fmt: RecordFormat, shape: Shape) -> dict[str, int]:
         "WARPS": shape.warps,
         "STAGES": shape.stages,
         "RESIDENT": shape.resident,
-        "X_STAGES": shape.x_stages,
     }
 
 

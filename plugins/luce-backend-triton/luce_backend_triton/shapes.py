@@ -41,23 +41,6 @@ MMA = {
     32: ((2, 4, 2, 2), (1, 4, 2, 1), (1, 2, 2, 1)),
 }
 """Rows of x -> (tiles, warps, stages, blocks per multiprocessor), likewise."""
-APART = False
-"""Whether warps of csrc/mma.cu walk alone, where the device can (compute capability 9.0)."""
-MMA_APART = {
-    8: ((2, 16), (2, 12), (2, 8), (1, 8)),
-    16: ((2, 16), (2, 12), (2, 8), (1, 8)),
-    24: ((2, 16), (2, 12), (2, 8), (1, 8)),
-    32: ((2, 12), (2, 8), (1, 8)),
-}
-"""Rows of x -> (tiles, most warps) of the one block that a multiprocessor holds then."""
-MMA_APART_GROUPS = {8: MMA_APART[32], 16: MMA_APART[32], 24: ((1, 12), (1, 8)), 32: ((1, 12), (1, 8))}
-"""The same where every group's sum has a scale of its own."""
-APART_STAGES, X_STAGES = (3, 2), (4, 3)
-"""Of each warp's ring, and of x: the most that fit, the former first."""
-SCHEDULERS = 4
-"""Of a multiprocessor: the busiest has as many warps as matter where arithmetic does, not memory."""
-ROUND = 4
-"""What a block's next columns cost beside its records there, in records."""
 MMA_GROUPS = ((1, 4, 3, 2), (1, 4, 2, 1), (1, 2, 2, 1))
 """The same for the widest, where every group's sum has a scale of its own: two tiles need more registers."""
 
@@ -73,8 +56,6 @@ class Room:
     """Of one multiprocessor."""
     mma: bool = True
     """Whether csrc/mma.cu runs there."""
-    bulk: bool = False
-    """Whether its warps can walk alone."""
 
     @property
     def most_rows(self) -> int:
@@ -90,13 +71,12 @@ class Room:
 @cache
 def room_of(device: int) -> Room:
     """Of a CUDA device."""
-    about, ability = torch.cuda.get_device_properties(device), capability.on(torch.device("cuda", device))
+    about = torch.cuda.get_device_properties(device)
     return Room(
         about.multi_processor_count,
         about.shared_memory_per_block_optin,
         about.shared_memory_per_multiprocessor,
-        ability.mma,
-        ability.bulk,
+        capability.on(torch.device("cuda", device)).mma,
     )
 
 
@@ -111,40 +91,11 @@ def choose(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tu
     if not room.mma:
         return _in_passes(fmt, m, tiles, blocks, room)
     rows = min(-(-m // 8) * 8, MMA_ROWS)
-    return _on_tensor_cores(fmt, rows, tiles, blocks, room)
-
-
-def _on_tensor_cores(
-    fmt: RecordFormat, rows: int, tiles: int, blocks: int, room: Room
-) -> tuple[Shape, int] | None:
-    """Of csrc/mma.cu, for passes of `rows` rows."""
-    if APART and room.bulk and (found := apart(fmt, rows, tiles, blocks, room)) is not None:
-        return found, room.multiprocessors
     for each, warps, stages, per in _mma_cuts(fmt, rows):
         shape = Shape("mma", rows, each, warps, stages, 1 if rows == NARROWEST_ROWS else per)
         if room.fits(shape.shared_bytes(fmt, tiles, blocks, room.multiprocessors * per), per):
             return shape, room.multiprocessors * per
     return None
-
-
-def apart(fmt: RecordFormat, rows: int, tiles: int, blocks: int, room: Room) -> Shape | None:
-    """Of those that fit the one that gives no multiprocessor much more than its share of the records."""
-    best, least = None, 0.0
-    for each, most in (MMA_APART_GROUPS if _by_group(fmt) else MMA_APART)[rows]:
-        for warps in range(most, 3, -1):
-            shape = Shape("mma", rows, each, warps, 2, 1, X_STAGES[-1])
-            rounds = -(-shape.owners(tiles) * blocks // room.multiprocessors)
-            took = rounds * (each * (warps + -(-warps // SCHEDULERS) * SCHEDULERS) / 2 + ROUND)
-            if (best is None or took < least) and room.fits(shape.shared_bytes(fmt, tiles, blocks, 1), 1):
-                best, least = shape, took
-    if best is None:
-        return None
-    deeper = (evolve(best, stages=stages, x_stages=x) for stages in APART_STAGES for x in X_STAGES)
-    return next(one for one in deeper if room.fits(one.shared_bytes(fmt, tiles, blocks, 1), 1))
-
-
-def _by_group(fmt: RecordFormat) -> bool:
-    return fmt.scales in ("f16", "pair", "e8")
 
 
 def _gemv_cuts(tiles: int, blocks: int, multiprocessors: int) -> tuple[tuple[int, int, int], ...]:
@@ -154,7 +105,7 @@ def _gemv_cuts(tiles: int, blocks: int, multiprocessors: int) -> tuple[tuple[int
 
 
 def _mma_cuts(fmt: RecordFormat, rows: int) -> tuple[tuple[int, int, int, int], ...]:
-    return MMA_GROUPS if rows == MMA_ROWS and _by_group(fmt) else MMA[rows]
+    return MMA_GROUPS if rows == MMA_ROWS and fmt.scales in ("f16", "pair", "e8") else MMA[rows]
 
 
 def _in_passes(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tuple[Shape, int] | None:
@@ -174,7 +125,11 @@ def choose_any(fmt: RecordFormat, tiles: int, blocks: int, room: Room) -> tuple[
     """
     if not room.mma:
         return _in_passes(fmt, 1, tiles, blocks, room)
-    return _on_tensor_cores(fmt, MMA_ROWS, tiles, blocks, room)
+    for each, warps, stages, per in _mma_cuts(fmt, MMA_ROWS):
+        shape, grid = Shape("mma", MMA_ROWS, each, warps, stages, per), room.multiprocessors * per
+        if room.fits(shape.shared_bytes(fmt, tiles, blocks, grid), per):
+            return shape, grid
+    return None
 
 
 def narrowed(shape: Shape, m: int) -> Shape:

@@ -40,8 +40,8 @@ READ_FROM = "sm_75"
 FEW = {
     "sm_75": ("gemv Q5_K 2", "mma Q4_K 8", "moe Q6_K 1", "moe_down Q6_K 1", "dense BF16 1"),
     "sm_90": (
-        "gemv Q6_K 1", "mma Q4_K 32", "mma NVFP4 32", "mma Q5_1 16 apart", "moe Q4_K 1", "moe Q4_K 4",
-        "moe_down Q4_K 1", "dense F16 1",
+        "gemv Q6_K 1", "mma Q4_K 32", "mma NVFP4 32", "moe Q4_K 1", "moe Q4_K 4", "moe_down Q4_K 1",
+        "dense F16 1",
     ),
     "sm_120": ("gemv MXFP4 1", "gemv NVFP4 2", "mma IQ4_XS 16"),
 }  # fmt: skip
@@ -54,17 +54,13 @@ def variants(arch):
     """(source, those in front of it, label, definitions)."""
     block, whole = SHARED[arch]
     ability = capability.of_features(frozenset({arch}))
-    room = Room(80, block * KIB, whole * KIB, ability.mma, ability.bulk)
+    room = Room(80, block * KIB, whole * KIB, ability.mma)
     for name in FORMATS:
         for rows in ROWS if ability.mma else (1, 2, 3, 4):
             found = shapes.choose(FORMATS[name], rows, TILES, BLOCKS, room)
             assert found is not None, (arch, name, rows)
             defined = few_rows.defines(FORMATS[name], found[0])
             yield found[0].kind, (), f"{name} {rows}", defined
-            if ability.bulk and found[0].kind == "mma":
-                alone = shapes.apart(FORMATS[name], found[0].x_rows, TILES, BLOCKS, room)
-                assert alone is not None, (arch, name, rows)
-                yield "mma", (), f"{name} {rows} apart", few_rows.defines(FORMATS[name], alone)
         for source, rows, warps, stages in ("moe", 1, 8, 2), ("moe", 4, 8, 3), ("moe_down", 1, 9, 2):
             if rows == 1 or ability.matrix:
                 shape = Shape("gemv", rows, 1, warps, stages)

@@ -9,10 +9,8 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <vector>
 
 #define __device__
@@ -148,11 +146,6 @@ static int __float2int_rn(float value) { return (int)lrintf(value); }
 template <class T> static T __ldcg(const T* from) { return *from; }
 template <class T> static void __stcg(T* to, T value) { *to = value; }
 static void __threadfence() {}
-static uint32_t atomicInc(uint32_t* to, uint32_t most) {
-  const uint32_t before = *to;
-  *to = before >= most ? 0 : before + 1;
-  return before;
-}
 static uint32_t atomicAdd(uint32_t* to, uint32_t more) { return (*to += more) - more; }
 static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
   const uint64_t both = (uint64_t)b << 32 | a;
@@ -196,59 +189,12 @@ static void mma_of_warp(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32
   __syncwarp();
 }
 
-// --- barriers of shared memory and copies that arrive at them
-//
-// As late as can be: bytes land when a thread waits for them and would have to wait without. Until then there is NaN.
-
-struct Copy { void* to; const void* from; int bytes; };
-struct Counted {
-  int arrivals, missing, turn;
-  long bytes;
-  std::vector<Copy> coming;
-};
-static std::map<void*, Counted> counted;
-static void must(bool right, const char* what) {
-  if (right) return;
-  fprintf(stderr, "simt: %s\n", what);
-  abort();
-}
-static Counted& counted_at(void* barrier) {
-  must(counted.count(barrier), "a barrier is used before it is made");
-  return counted[barrier];
-}
-static void pass(Counted& at) {
-  if (!at.missing && !at.bytes) at.turn ^= 1, at.missing = at.arrivals;
-}
-static void barrier_expects(void* barrier, int arrivals) { counted[barrier] = {arrivals, arrivals, 0, 0, {}}; }
-static void arrive_with(void* barrier, int bytes) {
-  Counted& at = counted_at(barrier);
-  must(at.missing-- > 0, "more arrivals than a barrier expects");
-  at.bytes += bytes;
-  pass(at);
-}
-static void copy_to(void* to, const void* from, int bytes, void* barrier) {
-  must(!((uintptr_t)to % 16 || (uintptr_t)from % 16 || bytes % 16), "a copy's ends are no multiples of 16 bytes");
-  memset(to, 0xff, bytes);
-  counted_at(barrier).coming.push_back({to, from, bytes});
-}
-static void wait_for_turn(void* barrier, int turn) {
-  Counted& at = counted_at(barrier);
-  for (long idle = 0; at.turn == turn; idle++) {
-    must(idle < 1000000, "nobody comes to a barrier");
-    std::vector<Copy> landing;
-    landing.swap(at.coming);
-    for (const Copy& one : landing) memcpy(one.to, one.from, one.bytes), at.bytes -= one.bytes;
-    pass(at);
-    if (at.turn == turn) yield();
-  }
-}
-
 // --- a grid
 
 static void run_block(int threads) {
   fibers.assign(threads, Fiber());
   of_block = Barrier(), of_warp.assign(threads / 32, Barrier()), exchanged.assign(threads, 0), offered.resize(threads);
-  alive = threads, counted.clear();
+  alive = threads;
   for (int i = 0; i < threads; i++) {
     Fiber& fiber = fibers[i];
     fiber.stack.resize(1 << 16), fiber.done = false, fiber.thread = {(unsigned)i, 0, 0};

@@ -49,16 +49,7 @@ REPLACED = {
     r"{ Four d = {}; mma_of_warp(d.of, {NEGATED, NEGATED, 0, 0}, b, 0, true); return d; }",
     r"(Four mma_zeros\(u32 b0, u32 b1\)) \{.*?\n\}": r"\1 "
     r"{ Four d = {}; mma_of_warp(d.of, {NEGATED, NEGATED, NEGATED, NEGATED}, b0, b1, true); return d; }",
-    r"(void expect_arrivals\(u64\* barrier, int count\)) \{.*?\n\}": r"\1 "
-    r"{ barrier_expects(barrier, count); }",
-    r"(void show_to_copies\(\)) \{.*?\n\}": r"\1 {}",
-    r"(void expect\(u64\* barrier, int bytes\)) \{.*?\n\}": r"\1 { arrive_with(barrier, bytes); }",
-    r"(void copy_bulk\(void\* shared, const void\* global, int bytes, u64\* barrier\)) \{.*?\n\}": r"\1 "
-    r"{ copy_to(shared, global, bytes, barrier); }",
-    r"(void wait_at\(u64\* barrier, u32 turn\)) \{.*?\n\}": r"\1 { wait_for_turn(barrier, turn); }",
     r"(u32 one_more\(u32\* count\)) \{.*?\n\}": r"\1 { return atomicAdd(count, 1u); }",
-    r"(bool count_to\(u32\* count, u32 all\)) \{.*?\n\}": r"\1 "
-    r"{ return atomicInc(count, all - 1) == all - 1; }",
     r"extern __shared__ __align__\(16\) (\w+) (\w+)\[\];": r"\1* \2 = (\1*)block_shared;",
 }
 """Patterns of what no C++ compiler takes, and what stands there instead."""

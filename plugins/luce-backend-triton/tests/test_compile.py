@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import compile_cuda
 import compile_sequences
 
-H200 = Room(132, 232448, 233472, bulk=True)
+H200 = Room(132, 232448, 233472)
 SMALL = Room(20, 65536, 65536)
 """Compute capability 7.5."""
 VOLTA = Room(80, 98304, 98304, mma=False)
@@ -131,46 +131,9 @@ def test_newer_wheels_come_first_and_halves_of_one_not_at_all(monkeypatch, tmp_p
     assert [Path(path).name for path in found] == ["libnvrtc.so.13", "libnvrtc.so.12"]
 
 
-@pytest.fixture
-def alone(monkeypatch):
-    """Warps of mma.cu walk alone."""
-    monkeypatch.setattr(shapes, "APART", True)
-    shapes.choose.cache_clear()
-    shapes.choose_any.cache_clear()
-    yield
-    shapes.choose.cache_clear()
-    shapes.choose_any.cache_clear()
-
-
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("room", [H200, SMALL], ids=["H200", "small"])
 def test_every_number_of_rows_has_a_kernel_that_fits(name, room):
-    check_every_number_of_rows(name, room)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_number_of_rows_has_one_of_warps_that_walk_alone(name, alone):
-    check_every_number_of_rows(name, H200)
-    for rows, x_rows in ((3, 8), (9, 16), (24, 24), (32, 32)):
-        shape, grid = shapes.choose(FORMATS[name], rows, 2176, 20, H200)
-        assert (shape.kind, shape.x_rows, grid) == ("mma", x_rows, 132)
-        assert shape.x_stages
-    shape, grid = shapes.choose_any(FORMATS[name], 2176, 20, H200)
-    assert shapes.choose(FORMATS[name], 32, 2176, 20, H200) == (shape, grid)
-    assert not shapes.choose(FORMATS[name], 8, 64, 4, SMALL)[0].x_stages
-
-
-@pytest.mark.parametrize("rows", [16, 24, 32])
-@pytest.mark.parametrize(
-    ("tiles", "blocks"), [(2176, 20), (640, 20), (384, 20), (896, 20), (320, 24), (320, 68), (15520, 20)]
-)
-def test_warps_that_walk_alone_share_the_records_evenly(tiles, blocks, rows, alone):
-    shape, grid = shapes.choose(FORMATS["Q4_K"], rows, tiles, blocks, H200)
-    most = -(-shape.owners(tiles) * blocks // grid) * shape.warps * shape.tiles
-    assert most <= 1.14 * tiles * blocks / grid
-
-
-def check_every_number_of_rows(name, room):
     for rows in (1, 2, 3, 8, 9, 17, 25, 32, 33, 128):
         for tiles, blocks in ((1, 1), (64, 4), (320, 24), (2176, 20), (15520, 20), (320, 68)):
             found = shapes.choose(FORMATS[name], rows, tiles, blocks, room)

@@ -131,27 +131,9 @@ def test_mma(tmp_path, blocks, dequantized, name):
     close(simt.product(tmp_path / "one", name, data, x, Shape("mma", 16, 1, 1, 3), 9, *more), want, 2e-3)
 
 
-@pytest.mark.parametrize("name", formats.FORMATS)
-def test_mma_of_warps_that_walk_alone(tmp_path, blocks, dequantized, name):
-    """A pass that is not full, sums of several blocks, rings longer and shorter than a block's way."""
-    rows, m, cols = 72, 11, 1024
-    data, x = blocks(name, rows, cols), torch.randn(m, cols)
-    more = torch.randn(rows), torch.randn(m, rows)
-    exact = torch.from_numpy(dequantized(data, name).copy()).double()
-    want = x.double() @ exact.T + more[0].double() + more[1].double()
-    for at, (shape, grid) in enumerate(
-        (
-            (Shape("mma", 8, 2, 3, 2, x_stages=2), 1),
-            (Shape("mma", 16, 1, 1, 3, x_stages=4), 7),
-        )
-    ):
-        close(simt.product(tmp_path / str(at), name, data, x, shape, grid, *more), want, 2e-3)
-
-
-@pytest.mark.parametrize("x_stages", [0, 3])
-def test_a_row_has_the_same_bits_in_passes_of_any_width(tmp_path, blocks, x_stages):
+def test_a_row_has_the_same_bits_in_passes_of_any_width(tmp_path, blocks):
     """What `triton-invariant` rests on: `shapes.narrowed` leaves all but the width alone."""
-    widest, rows, m = Shape("mma", 32, 2, 2, 2, x_stages=x_stages), 104, 33
+    widest, rows, m = Shape("mma", 32, 2, 2, 2), 104, 33
     data, x = blocks("Q4_K", rows, 768), torch.randn(m, 768)
     more = torch.randn(rows), torch.randn(m, rows)
     every = simt.product(tmp_path / "all", "Q4_K", data, x, shapes.narrowed(widest, m), 5, *more)

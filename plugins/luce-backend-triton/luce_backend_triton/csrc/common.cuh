@@ -2,7 +2,6 @@
 // 2 (FP4); ZERO; SCALES (place in formats.SCALE_KINDS); RECORD bytes; CODES bytes of them; X_ROWS (of x at a time);
 // TILES (row tiles of a warp); WARPS (of a block); STAGES (of the ring); RESIDENT (blocks of a multiprocessor).
 
-typedef unsigned long long u64;
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;

@@ -11,11 +11,8 @@
 // Lane (g = lane / 4, t = lane % 4) holds rows g and g + 8 of W and columns 4 t .. 4 t + 3 of each 16. x is given in
 // that order: every 32 as [t][half][4], so that a lane's eight are one load.
 //
-// instructions: HMMA\.1 ((LDG|LDGSTS)\.[.\w]*128|UBLKCP)
+// instructions: HMMA\.1 (LDG|LDGSTS)\.[.\w]*128
 
-#ifndef X_STAGES
-#define X_STAGES 0
-#endif
 #define COLS (X_ROWS / 8)
 #define STAGE_BYTES (WARPS * TILES * RECORD + X_ROWS * X_BYTES)
 #define AT_ONCE (TILES * COLS > 6 ? 1 : TILES * COLS > 4 ? 2 : 4)  // parts of sums
@@ -258,46 +255,6 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
   }
 }
 
-#if X_STAGES
-// --- copies of many bytes by one thread, and what waits for them (9.0 and newer)
-
-// A barrier passes its turns one after the other: when all arrivals and bytes of a turn are there.
-__device__ __forceinline__ void expect_arrivals(u64* barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(barrier)), "r"(count) : "memory");
-}
-__device__ __forceinline__ void show_to_copies() {  // barriers that were made by this thread
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-__device__ __forceinline__ void expect(u64* barrier, int bytes) {  // arrives, and so many bytes are to come
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(barrier)), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void copy_bulk(void* shared, const void* global, int bytes, u64* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   (u32)__cvta_generic_to_shared(shared)),
-               "l"(global), "r"(bytes), "r"((u32)__cvta_generic_to_shared(barrier))
-               : "memory");
-}
-__device__ __forceinline__ void wait_at(u64* barrier, u32 turn) {  // until its turn, counted by one bit, is over
-  u32 over;
-  do {
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                 : "=r"(over)
-                 : "r"((u32)__cvta_generic_to_shared(barrier)), "r"(turn)
-                 : "memory");
-  } while (!over);
-}
-// Whether this thread is the last of `all` here; what the others did before it is done. Starts anew then.
-__device__ __forceinline__ bool count_to(u32* count, u32 all) {
-  u32 before;
-  asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "r"((u32)__cvta_generic_to_shared(count)), "r"(all - 1)
-               : "memory");
-  return before == all - 1;
-}
-#endif
-
 // Counts; what this warp wrote is there before, what it reads is read behind.
 __device__ __forceinline__ u32 one_more(u32* count) {
   u32 before;
@@ -382,76 +339,14 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, in
   asm volatile("mov.b32 %0, 0x64006400;" : "=r"(magic.even));
   asm volatile("mov.b32 %0, 0x54005400;" : "=r"(magic.odd));
   float total[TILES][COLS][4] = {};
-  int at = begin % blocks, who = begin / blocks;
-  auto use = [&](const u8* record, const u8* slab) {
-    multiply(total, record, slab + g * X_BYTES + t * 16, slab + g * X_BYTES + 512 + t * 4, slab + 2 * t * X_BYTES + X_FACTOR,
-             lane, magic);
-  };
-  auto used = [&](bool last) {  // the records at these columns
-    if (++at == blocks || last) {
-      flush(out, total, who, blocks, units, workers, parts_room, first_row, warp, lane);
-      at = 0, who++;
-#pragma unroll
-      for (int j = 0; j < TILES * COLS * 4; j++) (&total[0][0][0])[j] = 0.f;
-    }
-  };
-  auto record_of = [&](int owner, int block, int r) {
-    return records + ((size_t)min((owner * WARPS + warp) * TILES + r, tiles - 1) * blocks + block) * RECORD;
-  };
 
-  int owner = who, block = at, block_of_x = at;  // of the next records, and of the next columns of x
-#if X_STAGES
-  // Every warp has a ring of its own and walks alone. Columns of x are all warps': the last to be done with a stage asks for
-  // what comes into it next.
-  u8* const slabs = shared + WARPS * STAGES * TILES * RECORD;
-  u8* const ring = shared + warp * STAGES * TILES * RECORD;
-  u64* const x_there = (u64*)(slabs + X_STAGES * X_ROWS * X_BYTES);
-  u64* const there = x_there + X_STAGES + warp * STAGES;
-  u32* const done = (u32*)(x_there + X_STAGES + WARPS * STAGES);
-  auto fetch = [&](int stage) {
-    expect(there + stage, TILES * RECORD);
-#pragma unroll
-    for (int r = 0; r < TILES; r++) copy_bulk(ring + (stage * TILES + r) * RECORD, record_of(owner, block, r), RECORD, there + stage);
-    if (++block == blocks) block = 0, owner++;
-  };
-  auto fetch_x = [&](int stage, int block) {
-    expect(x_there + stage, live * X_BYTES);
-    copy_bulk(slabs + stage * X_ROWS * X_BYTES, x + ((size_t)block * out.m + first_row) * X_BYTES, live * X_BYTES, x_there + stage);
-  };
-  if (lane == 0) {
-    for (int i = 0; i < STAGES; i++) expect_arrivals(there + i, 1);
-    if (warp == 0)
-      for (int i = 0; i < X_STAGES; i++) expect_arrivals(x_there + i, 1), done[i] = 0;
-    show_to_copies();
-    for (int i = 0; i < STAGES && i < end - begin; i++) fetch(i);
-  }
-  wait_for_x(out.beside);
-  if (threadIdx.x == 0)
-    for (int i = 0, b = block_of_x; i < X_STAGES && i < end - begin; i++, b = b + 1 == blocks ? 0 : b + 1) fetch_x(i, b);
-  block_of_x = (block_of_x + X_STAGES) % blocks;
-  __syncthreads();  // everyone knows what to wait at
-  int stage = 0, x_stage = 0;
-  u32 turn = 0, x_turn = 0;
-  for (int i = begin; i < end; i++) {
-    wait_at(x_there + x_stage, x_turn);
-    wait_at(there + stage, turn);
-    use(ring + stage * TILES * RECORD, slabs + x_stage * X_ROWS * X_BYTES);
-    __syncwarp();
-    if (lane == 0) {
-      if (i + STAGES < end) fetch(stage);
-      if (i + X_STAGES < end && count_to(done + x_stage, WARPS)) fetch_x(x_stage, block_of_x);
-    }
-    if (++block_of_x == blocks) block_of_x = 0;
-    if (++stage == STAGES) stage = 0, turn ^= 1;
-    if (++x_stage == X_STAGES) x_stage = 0, x_turn ^= 1;
-    used(i == end - 1);
-  }
-#else
-  int left = end - begin, left_of_x = left;
+  int owner = begin / blocks, block = begin % blocks;  // of the next records
+  int block_of_x = block, left = end - begin, left_of_x = left;
   const u8* source[TILES];
   auto aim = [&]() {
 #pragma unroll
-    for (int r = 0; r < TILES; r++) source[r] = record_of(owner, block, r);
+    for (int r = 0; r < TILES; r++)
+      source[r] = records + ((size_t)min((owner * WARPS + warp) * TILES + r, tiles - 1) * blocks + block) * RECORD;
   };
   aim();
   auto fetch = [&](u8* to) {
@@ -483,16 +378,23 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, in
   for (int i = 0; i < STAGES - 1; i++) fetch_x(shared + i * STAGE_BYTES);
   u8* to = shared + (STAGES - 1) * STAGE_BYTES;
   const u8* stage = shared;
+  int at = begin % blocks, who = begin / blocks;
   for (int i = begin; i < end; i++) {
     wait();
     __syncthreads();
     fetch(to);
     fetch_x(to);
     to = to == shared + (STAGES - 1) * STAGE_BYTES ? shared : to + STAGE_BYTES;
-    use(stage + warp * TILES * RECORD, stage + WARPS * TILES * RECORD);
+    const u8* slab = stage + WARPS * TILES * RECORD;
+    multiply(total, stage + warp * TILES * RECORD, slab + g * X_BYTES + t * 16, slab + g * X_BYTES + 512 + t * 4,
+             slab + 2 * t * X_BYTES + X_FACTOR, lane, magic);
     stage = stage == shared + (STAGES - 1) * STAGE_BYTES ? shared : stage + STAGE_BYTES;
-    used(i == end - 1);
+    if (++at == blocks || i == end - 1) {
+      flush(out, total, who, blocks, units, workers, parts_room, first_row, warp, lane);
+      at = 0, who++;
+#pragma unroll
+      for (int j = 0; j < TILES * COLS * 4; j++) (&total[0][0][0])[j] = 0.f;
+    }
   }
-#endif
   end_beside(out.beside);
 }
