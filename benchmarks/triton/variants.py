@@ -1,13 +1,13 @@
 """A decode step of a whole model on one CUDA device, with one thing of the plugin set otherwise at a time.
 
     python benchmarks/triton/variants.py --model qwen3.5-0.8b:q8_0 attention.ALONE=64 \\
-        shapes.SMALL_TILES=4,shapes.NARROW=0 define.IMMA=0 nvrtc.CARVEOUT=100,triton.carveout=100
+        shapes.SMALL_TILES=4,shapes.NARROW=0 define.IMMA=0 route.TILE=2
 
-Each argument is one variant: names of `luce_backend_triton` modules with the values they get, definitions
-the CUDA C++ is compiled with, or `triton.carveout`, the share of shared memory Triton's kernels want. One
-engine is loaded; kernels are chosen, compiled and captured anew for every variant. As it is comes first and
-last: what these two differ by, a variant has to gain. A variant with the launches of as it is says so, is not
-timed, and makes the whole fail in the end: its setting reaches nothing. Tokens: of a greedy answer, how many
+Each argument is one variant: names of `luce_backend_triton` modules with the values they get, or definitions
+the CUDA C++ is compiled with. One engine is loaded; kernels are chosen, compiled and captured anew for every
+variant. As it is comes first and last: what these two differ by, a variant has to gain. A variant with the
+launches of as it is says so, is not timed, and makes the whole fail in the end: its setting reaches nothing.
+Tokens: of a greedy answer, how many
 are those of as it is before the first other one; where nothing is summed or rounded otherwise, all must be.
 --profile: of as it is and of the best.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import gc
 import hashlib
 import importlib
 import re
@@ -31,7 +30,6 @@ from unittest import mock
 
 from decode import ANSWER, DEVICE, Bench, breakdown, model_file, of, prompt
 from luce_backend_triton import executor, few_rows, kernels, nvrtc
-from triton.compiler import CompiledKernel
 
 from luce_core.bench import record
 
@@ -52,8 +50,6 @@ def given(variant: str) -> Iterator[None]:
             where, _, attribute = name.rpartition(".")
             if where == "define":
                 stack.enter_context(_defined(attribute, int(value)))
-            elif name == "triton.carveout":
-                stack.enter_context(_triton_wants(int(value)))
             else:
                 module = importlib.import_module(f"{PACKAGE}.{where}")
                 stack.enter_context(mock.patch.object(module, attribute, ast.literal_eval(value)))
@@ -71,38 +67,6 @@ def _defined(name: str, value: int) -> Iterator[None]:
 
     with mock.patch.object(few_rows, "defines", defines):
         yield
-
-
-_wanted: list[int] = []
-"""What Triton's kernels want, if not what the driver finds right."""
-
-
-@contextmanager
-def _triton_wants(percent: int) -> Iterator[None]:
-    """Those that are loaded already, too."""
-    plain = CompiledKernel._init_handles
-
-    def init(kernel: Any) -> None:
-        plain(kernel)
-        _want(kernel, percent)
-
-    def every(percent: int) -> None:
-        for one in gc.get_objects():
-            if type(one) is CompiledKernel and one.module is not None:
-                _want(one, percent)
-
-    _wanted.append(percent)
-    every(percent)
-    with mock.patch.object(CompiledKernel, "_init_handles", init):
-        yield
-    _wanted.pop()
-    every(-1)
-
-
-def _want(kernel: Any, percent: int) -> None:
-    lib = nvrtc.driver()
-    status = lib.cuFuncSetAttribute(nvrtc.ctypes.c_void_p(kernel.function), nvrtc.PREFERRED_CARVEOUT, percent)
-    nvrtc.check(lib, status, f"Asking for a share of shared memory for {kernel.name!r}")
 
 
 def forget() -> None:
@@ -129,7 +93,7 @@ def launches() -> Iterator[Counter[str]]:
     def loading(device: int, source: str, function: str, defined: Any, after: str = "") -> Any:
         kernel = load(device, source, function, defined, after)
         code = hashlib.sha256(images[0]).hexdigest()[:12]
-        kernel.said = f"{function} {code}, overlaps {few_rows.OVERLAP}, carveout {nvrtc.CARVEOUT}"
+        kernel.said = f"{function} {code}, overlaps {few_rows.OVERLAP}"
         return kernel
 
     def launching(self: Any, grid: Any, threads: int, shared_bytes: int, stream: int, args: Any) -> None:
@@ -142,7 +106,7 @@ def launches() -> Iterator[Counter[str]]:
     def running(self: Any, *args: Any, grid: Any, **given: Any) -> Any:
         if capturing:
             plain = {k: v for k, v in given.items() if isinstance(v, int | float | str)}
-            found[f"{self.fn.__name__} {plain}, carveout {_wanted}: {grid}"] += 1
+            found[f"{self.fn.__name__} {plain}: {grid}"] += 1
         return run(self, *args, grid=grid, **given)
 
     def trying(self: Any, name: str, *given: Any) -> None:

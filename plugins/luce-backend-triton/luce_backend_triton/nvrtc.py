@@ -175,13 +175,6 @@ MAX_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 STATIC_SHARED = 1 << 10
 """Left for what kernels declare themselves."""
-PREFERRED_CARVEOUT = 9
-"""CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT."""
-CARVEOUT: int | None = None
-"""Percent of a multiprocessor's memory that is to be shared memory while these kernels run; None: as much as
-the driver finds right for each. A multiprocessor divides its memory anew only when it is idle, so launches
-that are to lie beside each other should want the same.
-"""
 
 
 class Kernel:
@@ -205,10 +198,6 @@ class Kernel:
         check(
             lib, status, f"Asking for {most_shared - STATIC_SHARED} bytes of shared memory for {function!r}"
         )
-        self._carveout = CARVEOUT
-        if CARVEOUT is not None:
-            status = lib.cuFuncSetAttribute(self._function, PREFERRED_CARVEOUT, CARVEOUT)
-            check(lib, status, f"Asking for {CARVEOUT} % of the memory as shared memory for {function!r}")
 
     def launch(
         self, grid: Sequence[int], threads: int, shared_bytes: int, stream: int, args: Sequence[Any]

@@ -1,4 +1,5 @@
-"""Op `route`: two launches for few rows, three for many; none waits for the host.
+"""Op `route`: two launches for few rows, three for many, one fewer where experts choose by the logits
+themselves; none waits for the host. That of few rows makes norm(x) ready for the experts too.
 
 Routers with groups, tables, soft caps, factors per expert or packed weights go to the reference.
 """
@@ -28,12 +29,6 @@ SIDE, MOST_IN_TURN = 4, 8
 """Programs that share few rows: more read the router more often, fewer keep fewer multiprocessors busy. And
 the most rows of a program.
 """
-READY = 0
-"""Who makes norm(x) ready for experts of few rows: 0, they themselves; 1, the router's launch, in programs
-of its own; 2, a launch in front of the router's.
-"""
-LETS_CHOOSE = False
-"""Whether the launches of experts choose by themselves where they can, rather than wait for one that does."""
 CHOSEN_AMONG, MOST_CHOSEN = range(32, 257), 32
 """csrc/choose.cuh, csrc/moe_down.cu."""
 WIDEST = 8192
@@ -117,9 +112,7 @@ def route(
     overlap = overlaps(x.device) if x.is_cuda else False
     rows = Rows(x, norm)
     if x.shape[0] <= FEW_ROWS:
-        if READY == 2:
-            rows.few("gemv")
-        scores = logits(x, norm, w, overlap, rows.room("gemv") if READY == 1 else None)
+        scores = logits(x, norm, w, overlap, rows.room("gemv"))
     else:
         scores = F.linear(x if norm is None else rows.dense(torch.float32, 1)[0], w)
     asked = Asked(scores, b.parent, spec.scale, spec.top_k) if _lets_choose(x, w, spec) else None
@@ -129,7 +122,7 @@ def route(
 def _lets_choose(x: Tensor, w: Tensor, spec: RouteSpec) -> bool:
     """Whether experts can choose by themselves; more rows than this go to an expert's weights together."""
     plain = spec.score == "softmax" and spec.bias is None and spec.renorm and spec.top_k <= MOST_CHOSEN
-    return LETS_CHOOSE and x.is_cuda and x.shape[0] <= 2 and plain and w.shape[0] in CHOSEN_AMONG
+    return x.is_cuda and x.shape[0] <= 2 and plain and w.shape[0] in CHOSEN_AMONG
 
 
 def logits(x: Tensor, norm: Norm | None, w: Tensor, overlap: bool, ready: Tensor | None = None) -> Tensor:

@@ -33,7 +33,6 @@ REPLACED = {
     r"high = half_as_float(a >> 16); }",
     r"(float4 load4\(const float\* from\)) \{.*?\n\}": r"\1 { return *(const float4*)from; }",
     r"(u32 load1\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32*)from; }",
-    r"(u32x4 load16\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32x4*)from; }",
     r"(void ask_for\(const u8\* from, int bytes, int lane\)) \{\n.*?\n\}": r"\1 "
     r"{ if (lane == 0) asked.push_back({from, bytes}); }",
     r"(u32x4 stream16\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32x4*)from; }",
@@ -110,11 +109,11 @@ ProductGiven = fields(
 def product(
     folder: Path, name: str, data: np.ndarray, x: Tensor, shape: few_rows.Shape, grid: int, bias: Tensor,
     residual: Tensor, imma: bool = False, soon: following.Soon = following.NOTHING,
-    asked: list[tuple[int, int]] | None = None, **defines: int,
+    asked: list[tuple[int, int]] | None = None,
 ) -> Tensor:  # fmt: skip
     """x Wᵀ + bias + residual by csrc/gemv.cu or csrc/mma.cu, W as the blocks of a file. folder: a new one
     for every shape, since a library that is loaded stays. imma: gemv on tensor cores. asked: gets the
-    addresses and bytes that were asked for of `soon`. defines: more of them.
+    addresses and bytes that were asked for of `soon`.
     """
     (m, _), rows, fmt = x.shape, data.shape[0], formats.FORMATS[name]
     folder.mkdir(exist_ok=True, parents=True)
@@ -130,7 +129,7 @@ def product(
     at = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), sums.data_ptr(), arrived.data_ptr())
     out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0), 0, soon)
     it = ProductGiven(records.data_ptr(), given.data_ptr(), out, tiles, across, room)
-    function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape) | defines
+    function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape)
     defined["IMMA"] = int(imma)
     library = build(folder, shape.kind, function, defined, PRODUCT)
     shared = shape.shared_bytes(fmt, tiles, across, grid)

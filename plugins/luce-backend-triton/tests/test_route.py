@@ -92,28 +92,23 @@ def whole(ready):
 
 @pytest.mark.parametrize("rows", [1, 11])
 @pytest.mark.parametrize("normed", [True, False])
-def test_the_router_makes_its_input_ready_for_experts(device, rng, monkeypatch, rows, normed):
-    """By one launch or by two; who reads something else does not take it."""
+def test_the_router_makes_its_input_ready_for_experts(device, rng, rows, normed):
+    """Logits are those of a launch that does not; who reads something else does not take it."""
     x, w = (torch.randn(n, 352, generator=rng).to(device) for n in (rows, EXPERTS))
     norm = Norm(1 + 0.1 * torch.randn(352, generator=rng).to(device), 1e-6) if normed else None
-    want, found = product.Rows(x, norm).few("gemv"), []
-    for ready in (0, 1, 2):
-        monkeypatch.setattr(route, "READY", ready)
-        routed = route.route(OPS, batch(rows, device), x, norm, w, RouteSpec(2))
-        found.append(routed)
-        made = routed.rows.made("gemv")
-        assert (made is None) == (ready == 0)
-        if made is not None:
-            (a, a_factor), (b, b_factor) = whole(made), whole(want)
-            assert (a - b).abs().max() <= 1
-            torch.testing.assert_close(*(f.contiguous().view(torch.float32) for f in (a_factor, b_factor)))
-            sums = (one[..., 512:544].contiguous().view(torch.int32) for one in (made, want))
-            torch.testing.assert_close(*sums, rtol=0, atol=8)
-    for one in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(one, found[0], strict=True))
-    assert moe._given(found[1], x, norm) is found[1].rows
-    for other in ((found[1], x.clone(), norm), (found[1], x, Norm(x[0], 1e-6)), (tuple(found[1]), x, norm)):
-        assert moe._given(*other).made("gemv") is None
+    b = batch(rows, device)
+    routed = route.route(OPS, b, x, norm, w, RouteSpec(2))
+    made, want = routed.rows.made("gemv"), product.Rows(x, norm).few("gemv")
+    (one, one_factor), (other, other_factor) = whole(made), whole(want)
+    assert (one - other).abs().max() <= 1
+    torch.testing.assert_close(*(f.contiguous().view(torch.float32) for f in (one_factor, other_factor)))
+    sums = (each[..., 512:544].contiguous().view(torch.int32) for each in (made, want))
+    torch.testing.assert_close(*sums, rtol=0, atol=8)
+    alone = route.pick(b, route.logits(x, norm, w, overlap=False), RouteSpec(2), overlap=False)
+    assert all(torch.equal(a, b) for a, b in zip(routed, alone, strict=True))
+    assert moe._given(routed, x, norm) is routed.rows
+    for given in ((routed, x.clone(), norm), (routed, x, Norm(x[0], 1e-6)), (tuple(routed), x, norm)):
+        assert moe._given(*given).made("gemv") is None
 
 
 def test_a_choice_that_experts_can_make_is_launched_when_it_is_looked_at(device, rng, monkeypatch):
@@ -147,9 +142,9 @@ def test_a_choice_that_experts_can_make_is_launched_when_it_is_looked_at(device,
         (RouteSpec(33), 256, 1),
     ],
 )
-def test_which_choices_experts_can_make(monkeypatch, spec, experts, rows):
-    """Softmax over 32 to 256 experts, of one or two rows: the first of these."""
+def test_which_choices_experts_can_make(spec, experts, rows):
+    """Softmax over 32 to 256 experts, of one or two rows: the first of these. CUDA C++ alone does."""
     x, w = SimpleNamespace(is_cuda=True, shape=(rows, 64)), torch.zeros(experts, 64)
-    assert not route._lets_choose(x, w, spec)
-    monkeypatch.setattr(route, "LETS_CHOOSE", True)
     assert route._lets_choose(x, w, spec) == (spec == RouteSpec(8) and experts == 256 and rows == 1)
+    x.is_cuda = False
+    assert not route._lets_choose(x, w, spec)

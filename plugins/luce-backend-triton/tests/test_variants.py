@@ -38,9 +38,9 @@ def test_a_choice_that_was_made_is_made_anew(variants):
 
 
 def test_a_variant_may_have_several_settings_and_tuples_for_values(variants):
-    with variants.given("shapes.GEMV=((4, 2, 1), (2, 2, 1)),shapes.SMALL_TILES=0,nvrtc.CARVEOUT=100"):
+    with variants.given("shapes.GEMV=((4, 2, 1), (2, 2, 1)),shapes.SMALL_TILES=0,few_rows.OVERLAP=False"):
         assert shapes._gemv_cuts(1, 1, 132) == ((4, 2, 1), (2, 2, 1))
-        assert nvrtc.CARVEOUT == 100
+        assert not few_rows.OVERLAP
     assert shapes._gemv_cuts(1, 1, 132) != ((4, 2, 1), (2, 2, 1))
     with pytest.raises(AttributeError, match="NOTHING"), variants.given("shapes.NOTHING=1"):
         pass
@@ -93,7 +93,7 @@ def test_launches_of_captured_steps_are_told_apart_by_what_runs(variants, step):
     plain = step(variants.AS_IT_IS)
     assert sorted(key.split()[0] for key in plain.elements()) == ["gemv", "prepare"]
     assert step(variants.AS_IT_IS) == plain
-    assert step("nvrtc.CARVEOUT=100") != plain
+    assert step("few_rows.OVERLAP=False") != plain
     assert step("attention.ALONE=64") == plain  # there is no attention in it
     assert step(variants.AS_IT_IS, program="prefill") == Counter()
 

@@ -131,12 +131,6 @@ __device__ __forceinline__ u32 load1(const void* from) {  // likewise
   return v;
 }
 
-__device__ __forceinline__ u32x4 load16(const void* from) {  // likewise
-  u32x4 v;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-  return v;
-}
-
 // act: 1 silu, 2 gelu, 3 gelu_tanh, 4 relu
 __device__ __forceinline__ float activated(int act, float gate, float up) {
   if (act == 1) return up * gate / (1.f + __expf(fminf(-gate, 80.f)));

@@ -18,17 +18,6 @@
 #define NEGATED ((u32)((256 - CODE_ZERO) & 255) * 0x01010101u)  // -zero four times: fits a signed byte
 #define INTEGER (SCALES == 2 || SCALES == 3 || SCALES == 4)
 
-// How x gets into shared memory: 1, through registers, so that nobody waits for records that were asked for before x;
-// 0, by copies, behind them.
-#ifndef X_BY_REGISTERS
-#define X_BY_REGISTERS 0
-#endif
-
-// How many records a warp asks for before x is there: 1, as many as its ring holds; 0, one fewer.
-#ifndef ALL_STAGES
-#define ALL_STAGES 0
-#endif
-
 #ifndef IMMA
 #define IMMA (__CUDA_ARCH__ >= 800 && X_ROWS > 1)
 #endif
@@ -367,52 +356,27 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
     to = to == ring + (STAGES - 1) * RECORD ? ring : to + RECORD;
   };
 #pragma unroll
-  for (int i = 0; i < STAGES - 1 + ALL_STAGES; i++) fetch();
+  for (int i = 0; i < STAGES - 1; i++) fetch();
   wait_for_x(out.beside);
-  const int pieces = blocks * live * (X_BYTES / 16);
-  auto from = [&](int i) {
+  for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
     const int block = i / (live * (X_BYTES / 16)), piece = i % (live * (X_BYTES / 16));
-    return x + ((size_t)block * out.m + first_row) * X_BYTES + piece * 16;
-  };
-  auto place = [&](int i) { return shared + i / (live * (X_BYTES / 16)) * X_ROWS * X_BYTES + i % (live * (X_BYTES / 16)) * 16; };
-#if X_BY_REGISTERS
-  for (int first = threadIdx.x; first < pieces; first += 4 * 32 * WARPS) {
-    u32x4 v[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-      if (first + j * 32 * WARPS < pieces) v[j] = load16(from(first + j * 32 * WARPS));
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-      if (first + j * 32 * WARPS < pieces) *(u32x4*)place(first + j * 32 * WARPS) = v[j];
+    copy16(shared + block * X_ROWS * X_BYTES + piece * 16, x + ((size_t)block * out.m + first_row) * X_BYTES + piece * 16);
   }
-#else
-  for (int i = threadIdx.x; i < pieces; i += 32 * WARPS) copy16(place(i), from(i));
   commit();
-#endif
   const int sums = num_tiles * live * 16;  // thread i finishes sum i first: its residual is asked for now
   float residual = 0.f;
   if (threadIdx.x < sums) residual = residual_of(out, (tile0 + threadIdx.x / (16 * live)) * 16 + threadIdx.x % 16, first_row + threadIdx.x / 16 % live);
-#if !X_BY_REGISTERS
   wait_all();
-#endif
   __syncthreads();
   float total[2][X_ROWS] = {};
   const u8* record = ring;
   float* mine = partial + warp * room * (16 * X_ROWS) + (lane >> 2);
   int block = begin % blocks;
   for (int i = begin; i < end; i++) {
-#if ALL_STAGES
-    wait_but<STAGES - 1>();
-    __syncwarp();
-    multiply(total, record, shared + block * X_ROWS * X_BYTES, lane);
-    __syncwarp();
-    fetch();
-#else
     wait();
     __syncwarp();
     fetch();
     multiply(total, record, shared + block * X_ROWS * X_BYTES, lane);
-#endif
     record = record == ring + (STAGES - 1) * RECORD ? ring : record + RECORD;
     if (++block == blocks || i == end - 1) {
       block = 0;

@@ -7,14 +7,10 @@
 // share the records evenly, and sums meet in shared memory, as in gemv.cu. Of the pairs of one expert X_ROWS go together,
 // through the first one's thread blocks: the others' have nothing to do.
 //
-// Which records there are is known when ids are; those of `beside` always (EARLY: asked for before the wait). x comes ready
-// from an older launch, or is made ready while records are on their way.
+// Which records there are is known when ids are; those of `beside` always: they are asked for before the wait.
+// x comes ready from the router's launch, or is made ready while records are on their way.
 //
 // instructions: (IDP\.4A|IMMA) (LDG|LDGSTS)\.[.\w]*128
-
-#ifndef EARLY
-#define EARLY 0
-#endif
 
 struct Stack {
   const u8* records[2];  // of all experts, one below the other; the second: or none
@@ -101,7 +97,7 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
 #pragma unroll
     for (int i = 0; i < STAGES; i++) fetch();
   };
-  if (EARLY && common) begin_fetching();
+  if (common) begin_fetching();
   wait_for_previous();
   let_next_start();
 
@@ -125,7 +121,7 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
   }
   const int live = together(taken, stack, lut, pair, each, expert, lane);
   if (!live) {
-    if (EARLY) wait_all();
+    wait_all();
     return;
   }
   __syncwarp();
@@ -139,10 +135,10 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
     commit();
   }
   skipped += (size_t)expert * tiles * blocks * RECORD;
-  if (!(EARLY && common)) begin_fetching();
+  if (!common) begin_fetching();
 
   if (stack.ready) {
-    if (EARLY && common) wait_all();  // x was asked for last
+    if (common) wait_all();  // x was asked for last
     else wait_but<STAGES>();
   } else {
     float inverse[X_ROWS];

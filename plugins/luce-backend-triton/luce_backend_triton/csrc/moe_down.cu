@@ -12,13 +12,6 @@
 //
 // instructions: (IDP\.4A|IMMA) (LDG|LDGSTS)\.[.\w]*128
 
-// LET_EARLY: the launch behind may begin while the one in front still runs, and asks for its weights sooner. Weights are all
-// it reads before its wait.
-
-#ifndef LET_EARLY
-#define LET_EARLY 0
-#endif
-
 struct Down {
   const u8 *records, *beside;  // of the shared expert, or none
   const int *ids, *lut;        // [rows][used]
@@ -116,9 +109,8 @@ moe_down(Down d, int tiles, int blocks, int room) {
   for (int i = threadIdx.x; i < sums; i += 32 * WARPS)
     residual[i] = d.residual && first_row + i < d.n ? __uint_as_float(load1(d.residual + (size_t)row * d.ldr + first_row + i)) : 0.f;
   __syncthreads();
-  if (LET_EARLY) let_next_start();
   wait_for_previous();
-  if (!LET_EARLY) let_next_start();
+  let_next_start();
 
   for (int first = warp; first < parts; first += 2 * WARPS) {  // two parts at a time: columns of both are asked for at once
     float v[2][8];
