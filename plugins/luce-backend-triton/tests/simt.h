@@ -4,6 +4,7 @@
 // simt.py puts this in front of a source whose inline assembly it has replaced. What hardware does at once happens in
 // some order here, so a missing barrier may go unseen; wrong indices, shares and sums do not.
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <array>
@@ -41,11 +42,13 @@ extern "C" void asked_of(uint64_t* from, int* bytes) {
 
 struct Fiber {
   ucontext_t context;
-  std::vector<char> stack;
+  jmp_buf place;
   Dim thread;
-  bool done;
+  bool begun, done;
 };
 static std::vector<Fiber> fibers;
+constexpr int STACK_BYTES = 1 << 16;
+static std::vector<char*> stacks;  // of one block after another
 static ucontext_t outside;
 static int current, alive;
 static void (*body)();
@@ -61,11 +64,16 @@ static int beside(int from) {  // in its warp
   while (fibers[from].done);
   return from;
 }
+static void enter(Fiber& next) {  // a context is for the start alone: with it comes a call of the system
+  if (next.begun) _longjmp(next.place, 1);
+  next.begun = true;
+  setcontext(&next.context);
+}
 static void yield(bool to_warp = false) {
   const int me = current, next = to_warp ? beside(me) : following(me);
   if (next == me) return;
   current = next, threadIdx = fibers[next].thread;
-  swapcontext(&fibers[me].context, &fibers[next].context);
+  if (!_setjmp(fibers[me].place)) enter(fibers[next]);
   current = me, threadIdx = fibers[me].thread;
 }
 static void run_fiber() {
@@ -73,7 +81,7 @@ static void run_fiber() {
   fibers[current].done = true;
   if (!--alive) setcontext(&outside);
   current = following(current), threadIdx = fibers[current].thread;
-  setcontext(&fibers[current].context);
+  enter(fibers[current]);
 }
 
 // --- barriers and what goes by them
@@ -197,12 +205,13 @@ static void run_block(int threads) {
   alive = threads;
   for (int i = 0; i < threads; i++) {
     Fiber& fiber = fibers[i];
-    fiber.stack.resize(1 << 16), fiber.done = false, fiber.thread = {(unsigned)i, 0, 0};
+    if (i == (int)stacks.size()) stacks.push_back((char*)malloc(STACK_BYTES));
+    fiber.thread = {(unsigned)i, 0, 0};
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_stack.ss_sp = stacks[i], fiber.context.uc_stack.ss_size = STACK_BYTES;
     makecontext(&fiber.context, run_fiber, 0);
   }
-  current = 0, threadIdx = fibers[0].thread;
+  current = 0, threadIdx = fibers[0].thread, fibers[0].begun = true;
   swapcontext(&outside, &fibers[0].context);
 }
 static void run_grid(int blocks, int threads, int shared_bytes, int deep = 1) {

@@ -4,10 +4,13 @@ ctypes.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import re
 import shutil
 import subprocess
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +57,24 @@ REPLACED = {
 """Patterns of what no C++ compiler takes, and what stands there instead."""
 
 
+FLAGS = ("-O1", "-w", "-std=c++17", "-fPIC")
+
+
+@cache
+def header() -> Path:
+    """simt.h, compiled ahead: it and what it includes are most of what a kernel's compilation would read."""
+    folder = Path(tempfile.mkdtemp(prefix="luce-simt-"))
+    atexit.register(shutil.rmtree, folder)
+    found = Path(shutil.copy(Path(__file__).parent / "simt.h", folder))
+    _compile(*FLAGS, "-x", "c++-header", str(found), "-o", f"{found}.gch")
+    return found
+
+
+def _compile(*arguments: str) -> None:
+    done = subprocess.run([str(GXX), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def source_of(*names: str) -> str:
     """`csrc/NAME.cu` of all, behind what belongs in front of them, as C++."""
     source = "".join((nvrtc.SOURCES / part).read_text() for part in nvrtc.parts(*names))
@@ -76,7 +97,7 @@ def build(
     """
     names = [part.split()[-1].lstrip("*") for part in parameters.split(";") if part.strip()]
     call = ", ".join(f"given->{one}" for one in names)
-    source = f'#include "{Path(__file__).parent / "simt.h"}"\n{source_of(*after, name)}\n'
+    source = f'#include "{header()}"\n{source_of(*after, name)}\n'
     source += f"struct Given {{ {parameters} }};\nstatic Given* given;\n"
     source += f"static void call() {{ {function}({call}); }}\n"
     source += 'extern "C" void launch(Given* it, int blocks, int threads, int shared_bytes) {\n'
@@ -88,9 +109,7 @@ def build(
     unit, library = folder / f"{name}.cpp", folder / f"{name}.so"
     unit.write_text(source)
     flags = [f"-D{key}={value}" for key, value in defines.items()]
-    command = [str(GXX), "-O1", "-w", "-std=c++17", "-shared", "-fPIC", *flags, str(unit), "-o", str(library)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    _compile(*FLAGS, "-shared", *flags, str(unit), "-o", str(library))
     return ctypes.CDLL(str(library))
 
 
