@@ -223,10 +223,10 @@ def test_the_test_above_would_notice_two_neighbours_changing_places(order):
 @pytest.mark.parametrize("page", ["docs/request.md", "docs/architecture.md", "luce_core/ops/sampling.py"])
 def test_every_page_that_names_the_order_names_this_one(page):
     text = " ".join((Path(__file__).parents[2] / page).read_text().split())
-    found = re.search(r"(?i)order of transforms.*?: (logit bias.*?argmax)", text)
+    found = re.search(r"(?i)order of transforms.*?: (mask of a constraint.*?argmax)", text)
     assert found, page
     named = [re.sub(r" \(.*?\)", "", part).strip() for part in re.split(r", (?![^(]*\))", found[1])]
-    assert named == [*ORDER, "noise", "argmax"]
+    assert named == ["mask of a constraint", *ORDER, "noise", "argmax"]
 
 
 def test_reported_log_probabilities_are_those_before_all_of_it():
