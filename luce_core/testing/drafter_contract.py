@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -56,12 +56,21 @@ class DrafterContract(Contract):
         once = [dice.randrange(1, 250) for _ in range(9)]
         return [[7], once, once * 4, [dice.randrange(1, 250) for _ in range(40)]]
 
+    @classmethod
+    @cache
+    def _plain_texts(cls, kind: str) -> list[list[int]]:
+        """Of all prompts without the drafter, once for any number of candidates."""
+        suite = cls()
+        with TemporaryDirectory() as folder:
+            rig = suite._rig(Path(folder), 0)
+            return rig.generate(*suite._prompts(), max_tokens=30, params=KINDS[kind])
+
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("nodes", [1, 5, 12])
     def test_texts_are_those_of_plain_decoding(self, tmp_path: Path, kind: str, nodes: int) -> None:
         rig = self._rig(tmp_path, nodes)
         drafted = rig.generate(*self._prompts(), max_tokens=30, params=KINDS[kind])
-        assert drafted == _plain_texts(type(self), kind)
+        assert drafted == self._plain_texts(kind)
 
     @pytest.mark.parametrize("nodes", [1, 5, 12])
     def test_every_proposal_is_a_tree_within_its_capacity(self, tmp_path: Path, nodes: int) -> None:
@@ -89,12 +98,3 @@ class DrafterContract(Contract):
         for _ in range(2):
             for prompt in self._prompts():
                 assert drafted.generate(prompt, max_tokens=12) == plain.generate(prompt, max_tokens=12)
-
-
-@cache
-def _plain_texts(contract: Callable[[], DrafterContract], kind: str) -> list[list[int]]:
-    """Of all prompts without the drafter, once for any number of candidates."""
-    suite = contract()
-    with TemporaryDirectory() as folder:
-        rig = suite._rig(Path(folder), 0)
-        return rig.generate(*suite._prompts(), max_tokens=30, params=KINDS[kind])
