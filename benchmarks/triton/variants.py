@@ -98,9 +98,7 @@ def launches() -> Iterator[Counter[str]]:
 
     def launching(self: Any, grid: Any, threads: int, shared_bytes: int, stream: int, args: Any) -> None:
         if capturing:
-            ahead = sum(one.soon.each for one in args if hasattr(one, "soon"))
-            cut = f"{tuple(grid)} x {threads}, {shared_bytes} bytes, {ahead} records ahead"
-            found[f"{self.said}: {cut}"] += 1
+            found[f"{self.said}: {tuple(grid)} x {threads}, {shared_bytes} bytes"] += 1
         launch(self, grid, threads, shared_bytes, stream, args)
 
     def running(self: Any, *args: Any, grid: Any, **given: Any) -> Any:

@@ -38,9 +38,9 @@ TILES = ((128, 64), (128, 32), (64, 64), (64, 32), (64, 16))
 JOINED, JOIN_COLS = 128, 64
 """Splits and columns of values one program of `join` reads at a time."""
 DEEP, DEEP_BYTES = 5, 200 << 10
-"""Stages of a program of few rows, with two tiles of pages on their way, and shared memory from which on there
-is room for three such programs. A table's entry is one load, the page behind it another, so that a tile takes
-two stages.
+"""Stages of a program of few rows, with two tiles of pages on their way, and shared memory from which on
+there is room for three such programs. A table's entry is one load, the page behind it another, so that a tile
+takes two stages.
 """
 SPARE_BYTES = 4096
 """Of shared memory, for what is not a tile."""

@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from luce_backend_triton import capability, following, nvrtc
+from luce_backend_triton import capability, nvrtc
 from luce_backend_triton.formats import FORMATS, FP4_VALUES, RECORD_COLS, SCALE_KINDS, RecordFormat
 
 GEMV_ROWS = 2
@@ -91,7 +91,6 @@ class _Out(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("scale", "bias", "residual", "y", "sums", "arrived")),
         *((name, ctypes.c_int) for name in ("m", "n", "ldr", "ldy", "beside")),
-        ("soon", following.Soon),
     )
 
 
@@ -238,12 +237,9 @@ def launch(
     tiles, device = records.shape[0], records.device
     passes = -(-m // shape.x_rows)
     sums, arrived = None, None
-    order, soon = following.order(device), following.NOTHING
     if shape.kind == "gemv":
         room = shape.warp_room(tiles, blocks, grid)
-        soon = order.after(records, m, grid, shape.warps, shape.stages)
     else:
-        order.interrupt()
         owners = shape.owners(tiles)
         room = min(-(-grid // owners) + 1, blocks)
         counters = passes * owners * shape.warps
@@ -251,7 +247,7 @@ def launch(
         sums, arrived = workspace(device, beside.place).take(count, counters)
     given = (None if extra is None else extra.data_ptr() for extra in (scale, bias, residual))
     ldr = 0 if residual is None else residual.stride(0)
-    out = _Out(*given, y.data_ptr(), sums, arrived, m, rows, ldr, y.stride(0), beside.bits, soon)
+    out = _Out(*given, y.data_ptr(), sums, arrived, m, rows, ldr, y.stride(0), beside.bits)
     args = [POINTER(records.data_ptr()), POINTER(x.data_ptr()), out, INT(tiles), INT(blocks), INT(room)]
     stream = torch.cuda.current_stream(device).cuda_stream
     kernel(device.index or 0, name, shape).launch(

@@ -29,15 +29,6 @@ static uint8_t* block_shared;
 template <class A, class B> static auto min(A a, B b) { return a < (A)b ? a : (A)b; }
 template <class A, class B> static auto max(A a, B b) { return a > (A)b ? a : (A)b; }
 
-// --- what is asked for ahead
-
-struct Asked { const void* from; int bytes; };
-static std::vector<Asked> asked;
-extern "C" int asked_count() { return (int)asked.size(); }
-extern "C" void asked_of(uint64_t* from, int* bytes) {
-  for (const Asked& one : asked) *from++ = (uint64_t)one.from, *bytes++ = one.bytes;
-}
-
 // --- fibers
 
 struct Fiber {

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from luce_backend_triton import few_rows, following, formats, nvrtc
+from luce_backend_triton import few_rows, formats, nvrtc
 from torch import Tensor
 
 GXX = shutil.which("g++")
@@ -36,8 +36,6 @@ REPLACED = {
     r"high = half_as_float(a >> 16); }",
     r"(float4 load4\(const float\* from\)) \{.*?\n\}": r"\1 { return *(const float4*)from; }",
     r"(u32 load1\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32*)from; }",
-    r"(void ask_for\(const u8\* from, int bytes, int lane\)) \{\n.*?\n\}": r"\1 "
-    r"{ if (lane == 0) asked.push_back({from, bytes}); }",
     r"(u32x4 stream16\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32x4*)from; }",
     r"(int dot\(u32 codes, u32 x, int c\)) \{.*?\n\}": r"\1 { for (int i = 0; i < 32; i += 8) "
     r"c += (int)(codes >> i & 255) * (int)(signed char)(x >> i & 255); return c; }",
@@ -127,12 +125,10 @@ ProductGiven = fields(
 
 def product(
     folder: Path, name: str, data: np.ndarray, x: Tensor, shape: few_rows.Shape, grid: int, bias: Tensor,
-    residual: Tensor, imma: bool = False, soon: following.Soon = following.NOTHING,
-    asked: list[tuple[int, int]] | None = None,
+    residual: Tensor, imma: bool = False,
 ) -> Tensor:  # fmt: skip
     """x Wᵀ + bias + residual by csrc/gemv.cu or csrc/mma.cu, W as the blocks of a file. folder: a new one
-    for every shape, since a library that is loaded stays. imma: gemv on tensor cores. asked: gets the
-    addresses and bytes that were asked for of `soon`.
+    for every shape, since a library that is loaded stays. imma: gemv on tensor cores.
     """
     (m, _), rows, fmt = x.shape, data.shape[0], formats.FORMATS[name]
     folder.mkdir(exist_ok=True, parents=True)
@@ -146,7 +142,7 @@ def product(
     sums = torch.full((counters * room * shape.tiles * 16 * shape.x_rows,), torch.nan)
     arrived = torch.zeros(counters, dtype=torch.int32)
     at = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), sums.data_ptr(), arrived.data_ptr())
-    out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0), 0, soon)
+    out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0))
     it = ProductGiven(records.data_ptr(), given.data_ptr(), out, tiles, across, room)
     function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape)
     defined["IMMA"] = int(imma)
@@ -154,9 +150,4 @@ def product(
     shared = shape.shared_bytes(fmt, tiles, across, grid)
     library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, passes)
     assert not arrived.any()
-    if asked is not None:
-        count = library.asked_count()
-        places, sizes = (ctypes.c_uint64 * count)(), (ctypes.c_int * count)()
-        library.asked_of(places, sizes)
-        asked += zip(places, sizes, strict=True)
     return y

@@ -7,17 +7,7 @@ import ctypes
 import pytest
 import torch
 import torch.nn.functional as F
-from luce_backend_triton import (
-    few_floats,
-    few_rows,
-    following,
-    formats,
-    moe,
-    moe_args,
-    product,
-    route,
-    shapes,
-)
+from luce_backend_triton import few_floats, few_rows, formats, moe, moe_args, product, route, shapes
 from luce_backend_triton.few_rows import Shape
 
 from luce_core.contracts import Clamp, Norm
@@ -71,49 +61,6 @@ def check_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape, imm
     y = simt.product(tmp_path, name, data, x, shape, grid, bias, residual, imma)
     exact = torch.from_numpy(dequantized(data, name).copy()).double()
     close(y, x.double() @ exact.T + bias.double() + residual.double(), 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("grid", "warps", "each", "tiles", "across"),
-    [(3, 4, 1, 8, 5), (3, 2, 2, 8, 5), (7, 3, 2, 5, 2), (2, 8, 3, 4, 1)],  # some warps there have no record
-)
-def test_gemv_asks_for_what_the_next_one_begins_with(tmp_path, blocks, grid, warps, each, tiles, across):
-    base, size, asked = 1 << 40, 2304, []
-    soon = following.Soon(base, tiles, across, min(grid, tiles), warps, size, each)
-    data, x, more = blocks("Q4_K", 40, 512), torch.randn(1, 512), (torch.randn(40), torch.randn(1, 40))
-    simt.product(tmp_path, "Q4_K", data, x, Shape("gemv", 1, 1, 3, 2), 2, *more, soon=soon, asked=asked)
-
-    def share(count, workers, worker):
-        return range(count * worker // workers, count * (worker + 1) // workers)
-
-    want = set()
-    for block in range(min(grid, tiles)):
-        own = share(tiles, min(grid, tiles), block)
-        for warp in range(warps):
-            first = share(len(own) * across, warps, warp)[:each]
-            want |= {(base + (own.start * across + unit) * size, size) for unit in first}
-    assert len(asked) == len(set(asked))
-    assert set(asked) == want
-
-
-def test_launches_know_what_followed_them_last_time():
-    """Rows of x are cut by themselves; what is gone, or another kernel's, is not asked for."""
-    order, (a, b, c) = following.Order(), (torch.zeros(4, 3, 16, dtype=torch.uint8) for _ in range(3))
-
-    def run(*matrices, m=1):
-        return [order.after(one, m, 2, 4, 3).records for one in matrices]
-
-    assert run(a, b, c) == [None] * 3
-    assert run(a, b, c) == [b.data_ptr(), c.data_ptr(), a.data_ptr()]
-    assert run(a, b, m=2)[0] is None
-    assert run(c, b, m=2) == [None, c.data_ptr()]
-    order.interrupt()
-    assert run(a)[0] == b.data_ptr()
-    soon = order.after(b, 1, 9, 4, 3)
-    assert (soon.grid, soon.warps, soon.bytes, soon.each) == (2, 4, 16, 3)
-    order.interrupt()
-    del c
-    assert run(b) == [None]
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)

@@ -14,16 +14,11 @@ struct __align__(8) u32x2 { u32 x, y; };
 #define BY_16 (SCALES == 3 || SCALES == 6)
 #define TWICE(h) ((u32)(h) * 0x00010001u)
 
-struct Soon {  // the launch of gemv.cu behind this one; each: records of a warp that are asked for now
-  const u8* records;
-  int tiles, blocks, grid, warps, bytes, each;
-};
 struct Out {  // y f32[m][ldy] = sum · scale + bias + residual
   const float *scale, *bias, *residual;
   float *y, *sums;  // sums, arrived: mma.cu
   u32* arrived;
   int m, n, ldr, ldy, beside;
-  Soon soon;
 };
 
 // --- pairs of halves in a word
@@ -74,15 +69,6 @@ __device__ __forceinline__ void copy_record(u8* to, const u8* from, int lane) {
 #pragma unroll
   for (int j = 0; j < RECORD / 512; j++) copy16(to + j * 512 + lane * 16, from + j * 512 + lane * 16);
   if (RECORD % 512 && lane * 16 < RECORD % 512) copy16(to + RECORD / 512 * 512 + lane * 16, from + RECORD / 512 * 512 + lane * 16);
-}
-
-// Into L2, by a warp; bytes: a multiple of 16.
-__device__ __forceinline__ void ask_for(const u8* from, int bytes, int lane) {
-#if __CUDA_ARCH__ >= 900
-  if (lane == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
-#else
-  for (int i = lane * 64; i < bytes; i += 32 * 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
-#endif
 }
 
 // --- one launch beside the next: what follows may start when all blocks of this one have, and reads results of the one
@@ -170,19 +156,6 @@ __device__ __forceinline__ void look_up(u32 word, u32& first, u32& second) {
 
 __device__ __forceinline__ int first_unit(int worker, int workers, int units) { return (int)((u32)units * (u32)worker / (u32)workers); }
 __device__ __forceinline__ int worker_of(int unit, int workers, int units) { return (int)(((u32)(unit + 1) * (u32)workers - 1) / (u32)units); }
-
-// What the launch behind begins with is asked for, into L2: warp `worker` of `workers` takes its share. The first record of
-// every warp there comes before any second.
-__device__ __forceinline__ void ask_soon(const Soon& soon, int worker, int workers, int lane) {
-  const int others = soon.grid * soon.warps;
-  for (int i = worker; i < others * soon.each; i += workers) {
-    const int nth = i / others, block = i % others / soon.warps, warp = i % soon.warps;
-    const int tile0 = first_unit(block, soon.grid, soon.tiles), units = (first_unit(block + 1, soon.grid, soon.tiles) - tile0) * soon.blocks;
-    const int unit = first_unit(warp, soon.warps, units) + nth;
-    if (unit < first_unit(warp + 1, soon.warps, units))
-      ask_for(soon.records + ((size_t)tile0 * soon.blocks + unit) * soon.bytes, soon.bytes, lane);
-  }
-}
 
 __device__ __forceinline__ float residual_of(const Out& out, int row, int col) {
   return out.residual && row < out.n && col < out.m ? out.residual[(size_t)col * out.ldr + row] : 0.f;

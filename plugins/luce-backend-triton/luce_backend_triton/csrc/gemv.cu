@@ -384,7 +384,6 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
       mine += 16 * X_ROWS;
     }
   }
-  ask_soon(out.soon, blockIdx.x * WARPS + warp, grid * WARPS, lane);
   __syncthreads();
 
   for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
