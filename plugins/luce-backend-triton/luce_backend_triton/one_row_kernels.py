@@ -87,7 +87,8 @@ def attend_one(
     PTX: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The only held row of a sequence, the query heads of one KV head, one part of the committed places:
-    what `make_rows` and `attend` do. The first part writes the row's key and value, and begins with them.
+    what `make_rows` and `attend` do. The first part writes the row's key and value, and begins with them; for
+    the time codes take to be made and read back it has fewer places.
 
     Grid (rows, KV heads, splits). Arguments as theirs. What comes from the launch before is waited for; what
     says where pages lie is not (`let_next_start`), and pages are asked for, not read, in front of the wait.
@@ -116,10 +117,14 @@ def attend_one(
         if WINDOW:
             begin = places_below(first, used, own - window + 1, BLOCK) // N * N
     if SPLIT:
-        each = (end - begin + splits - 1) // splits
+        if (KC != "") or (VC != ""):
+            less: tl.constexpr = 2 * N
+        else:
+            less: tl.constexpr = 0
+        each = (end - begin + less + splits - 1) // splits
         each = (each + N - 1) // N * N
-        begin += split * each
-        end = tl.minimum(end, begin + each)
+        end = tl.minimum(end, begin + (split + 1) * each - less)
+        begin += tl.maximum(split * each - less, 0)
     entry = tl.full((), -1, tl.int64)
     if split == 0:
         if tl.load(parent + row) != -2:
