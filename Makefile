@@ -14,6 +14,8 @@ EXAMPLE_PATH := $(subst $() $(),:,$(abspath $(EXAMPLES)))
 METADATA := pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# What we build needs one builder, not an environment of its own for each package.
+EDITABLE := --no-build-isolation $(addprefix --editable ./,$(PLUGINS)) --editable
 THREADS ?= 2
 export OMP_NUM_THREADS ?= $(THREADS)
 # Tests run side by side; many of them wait for programs they started.
@@ -83,14 +85,18 @@ $(STAMPS)/venv:
 	$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/installed: $(STAMPS)/venv $(METADATA)
-	$(PIP_INSTALL) $(addprefix --editable ./,$(PLUGINS)) --editable .
+$(STAMPS)/builder: $(STAMPS)/venv
+	$(PIP_INSTALL) 'hatchling>=1.26' editables
 	@touch $@
 
-$(STAMPS)/tools: $(STAMPS)/installed
-	$(PIP_INSTALL) $(addprefix --editable ./,$(PLUGINS)) --editable '.[test,check]'
+$(STAMPS)/installed: $(STAMPS)/builder $(METADATA)
+	$(PIP_INSTALL) $(EDITABLE) .
 	@touch $@
+
+$(STAMPS)/tools: $(STAMPS)/builder $(METADATA)
+	$(PIP_INSTALL) $(EDITABLE) '.[test,check]'
+	@touch $(STAMPS)/installed $@
 
 $(STAMPS)/compilers: $(STAMPS)/tools
-	$(PIP_INSTALL) --editable '.[kernels]'
+	$(PIP_INSTALL) $(EDITABLE) '.[kernels]'
 	@touch $@
