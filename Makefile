@@ -14,8 +14,10 @@ EXAMPLE_PATH := $(subst $() $(),:,$(abspath $(EXAMPLES)))
 METADATA := pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# What we build needs one builder, not an environment of its own for each package.
-EDITABLE := --no-build-isolation $(addprefix --editable ./,$(PLUGINS)) --editable
+# What we build needs one builder, not an environment of its own for each package. The core comes first: pip has
+# to know its extras when a plugin asks for it.
+EDITABLE := --no-build-isolation --editable
+EDITABLE_PLUGINS := $(addprefix --editable ./,$(PLUGINS))
 THREADS ?= 2
 export OMP_NUM_THREADS ?= $(THREADS)
 # Tests run side by side; many of them wait for programs they started.
@@ -90,11 +92,11 @@ $(STAMPS)/builder: $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/installed: $(STAMPS)/builder $(METADATA)
-	$(PIP_INSTALL) $(EDITABLE) .
+	$(PIP_INSTALL) $(EDITABLE) . $(EDITABLE_PLUGINS)
 	@touch $@
 
 $(STAMPS)/tools: $(STAMPS)/builder $(METADATA)
-	$(PIP_INSTALL) $(EDITABLE) '.[test,check]'
+	$(PIP_INSTALL) $(EDITABLE) '.[test,check]' $(EDITABLE_PLUGINS)
 	@touch $(STAMPS)/installed $@
 
 $(STAMPS)/compilers: $(STAMPS)/tools
