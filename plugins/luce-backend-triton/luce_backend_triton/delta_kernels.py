@@ -43,27 +43,39 @@ def unit(x, eps):
 
 
 @triton.jit
-def held_taps(
-    x, window, weight, parent, row, live, start, channel, inside, ldx, C: tl.constexpr, KERNEL: tl.constexpr
+def taps_above(
+    window, weight, parent, row, live, start, channel, inside, C: tl.constexpr, KERNEL: tl.constexpr
 ):
-    """Convolution of held rows [R, 1] along their ancestors, channels [1, c]: a row's window goes up to the
-    root and on into the state.
+    """What the rows before a tree give the convolution of its rows [R, 1], channels [1, c]: a row's window
+    goes up to the root and on into the state.
     """
-    both = live & inside
     total = tl.zeros_like(row + channel).to(tl.float32)
     at = row
     above = row * 0  # steps taken beyond the root
-    for back in tl.static_range(KERNEL):
+    for back in tl.static_range(1, KERNEL):
+        up = tl.load(parent + start + at, mask=live & (above == 0), other=-1)
+        above += (up < 0).to(tl.int32)
+        at = tl.where(up < 0, at, up)
         tap = tl.load(weight + channel * KERNEL + (KERNEL - 1 - back), mask=inside, other=0.0)
-        mine = above == 0
-        given = tl.load(x + (start + at).to(tl.int64) * ldx + channel, mask=both & mine, other=0.0)
-        kept = tl.load(window + (KERNEL - 1 - above) * C + channel, mask=both & (above > 0), other=0.0)
-        total += tap * tl.where(mine, given.to(tl.float32), kept)
-        if back < KERNEL - 1:
-            up = tl.load(parent + start + at, mask=live, other=-1)
-            above += (up < 0).to(tl.int32)
-            at = tl.where(up < 0, at, up)
-    return silu(total)
+        beyond = live & inside & (above > 0)
+        total += tap * tl.load(window + (KERNEL - 1 - above) * C + channel, mask=beyond, other=0.0)
+    return total
+
+
+@triton.jit
+def taps_within(x, total, weight, parent, row, live, start, channel, inside, ldx, KERNEL: tl.constexpr):
+    """(Convolution and SiLU of a tree's rows, the rows themselves); total: what `taps_above` gives."""
+    own = tl.load(x + (start + row).to(tl.int64) * ldx + channel, mask=live & inside, other=0.0)
+    total += own.to(tl.float32) * tl.load(weight + channel * KERNEL + (KERNEL - 1), mask=inside, other=0.0)
+    at, here = row, live
+    for back in tl.static_range(1, KERNEL):
+        up = tl.load(parent + start + at, mask=here, other=-1)
+        here = here & (up >= 0)
+        at = tl.where(here, up, at)
+        given = tl.load(x + (start + at).to(tl.int64) * ldx + channel, mask=here & inside, other=0.0)
+        tap = tl.load(weight + channel * KERNEL + (KERNEL - 1 - back), mask=inside, other=0.0)
+        total += tap * given.to(tl.float32)
+    return silu(total), own
 
 
 # --- held rows
@@ -78,7 +90,7 @@ def held_one(
 ):  # fmt: skip
     """The one held row of a sequence, one value head: all of `delta`, gated. Grid (value heads, sequences).
 
-    ALONE: the batch is one row. Sequences of more rows are left to `held_rows`. Nothing committed changes.
+    ALONE: the batch is one row. Sequences of more rows are left to `held_tree`. Nothing committed changes.
     State and window are read in front of the wait: `fold`, `shift_rows` and prompts let nothing start early,
     and batches come from the host.
     """
@@ -151,9 +163,10 @@ def held_rows(
     qkv, q, k, v, conv, taps, log_x, log_k, parent, seq, query_start, slots, num_rows, ldqkv, most, unit_eps,
     q_scale,
     KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr,
-    RT: tl.constexpr, KERNEL: tl.constexpr, OVERLAP: tl.constexpr,
+    RT: tl.constexpr, KERNEL: tl.constexpr, ABOVE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """RT held rows, one head of q, of k or of v: convolution and SiLU, q and k over their norm, logs.
+    """RT held rows, one head of q, of k or of v: convolution and SiLU, q and k over their norm, logs. Of
+    sequences of more than ABOVE rows.
 
     Grid (rows / RT, heads of q, then of k, then of v). Results f32.
     """
@@ -164,7 +177,7 @@ def held_rows(
     live = row < num_rows
     s = tl.load(seq + row, mask=live, other=0)
     start = tl.load(query_start + s, mask=live, other=0)
-    live = live & (tl.load(query_start + s + 1, mask=live, other=0) > start + 1)
+    live = live & (tl.load(query_start + s + 1, mask=live, other=0) > start + ABOVE)
     d = tl.arange(0, DP)[None, :]
     of_v = head >= 2 * KH
     wide = tl.where(of_v, DV, DK)
@@ -174,9 +187,10 @@ def held_rows(
     window = conv + slot * ((KERNEL - 1) * C)
     both = live & inside
     logged = slot * most + row - start
-    given = tl.load(qkv + row.to(tl.int64) * ldqkv + channel, mask=both, other=0.0).to(tl.float32)
-    tl.store(log_x + logged * C + channel, given, mask=both)
-    total = held_taps(qkv, window, taps, parent, row - start, live, start, channel, inside, ldqkv, C, KERNEL)
+    row_in = row - start
+    before = taps_above(window, taps, parent, row_in, live, start, channel, inside, C, KERNEL)
+    total, own = taps_within(qkv, before, taps, parent, row_in, live, start, channel, inside, ldqkv, KERNEL)
+    tl.store(log_x + logged * C + channel, own, mask=both)
     at = row.to(tl.int64)
     if of_v:
         tl.store(v + (at * VH + head - 2 * KH) * DV + d, total, mask=both)
@@ -232,66 +246,102 @@ def joined(inverse, n, i, BLOCK: tl.constexpr, PRECISE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["words"])
 def held_tree(
-    q, k, v, beta, decay, out, state, log_u, log_g, a, dt, sees, query_start, slots, ldbeta,
-    lddecay, words, most,
+    qkv, q, k, v, z, beta, decay, out, conv, taps, state, log_x, log_k, log_u, log_g, norm, a, dt, parent,
+    sees, query_start, slots, ldqkv, ldz, ldbeta, lddecay, words, most, unit_eps, norm_eps, q_scale,
     KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,
-    DVB: tl.constexpr, R: tl.constexpr, ABOVE: tl.constexpr, PRECISE: tl.constexpr, OVERLAP: tl.constexpr,
+    DVB: tl.constexpr, R: tl.constexpr, ABOVE: tl.constexpr, KERNEL: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The held rows of one sequence, one value head, some of Dv: what every row makes and reads.
+    """The held rows of one sequence, one value head. WHOLE: all of Dv, all of `delta`, gated. Else some of
+    Dv: what `held_rows` made of rows comes as q, k and v, and outputs go on to `norm_heads`.
 
     Grid (value heads, sequences, blocks of Dv). Sequences of more than ABOVE rows and at most R; others
-    are left alone. Outputs are not normed yet.
+    are left alone. In front of the wait: what `held_one` reads there.
     """
-    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
     h, seq = tl.program_id(0), tl.program_id(1)
     start = tl.load(query_start + seq)
     rows = tl.load(query_start + seq + 1) - start
     if (rows <= ABOVE) | (rows > R):
+        wait_only(OVERLAP)
         return
+    C: tl.constexpr = 2 * KH * DK + VH * DV
+    kh = h % KH
     slot = tl.load(slots + seq).to(tl.int64)
     i, c, d = tl.arange(0, R), tl.arange(0, DKP), tl.program_id(2) * DVB + tl.arange(0, DVB)
-    live, in_v = i < rows, d < DV
+    live, in_v, in_k = i < rows, (d < DV)[None, :], (c < DK)[None, :]
     from_m = state + ((slot * VH + h) * DK + c[:, None]) * DV + d[None, :]
-    row = (start + i).to(tl.int64)
-    in_k, both = live[:, None] & (c < DK)[None, :], live[:, None] & in_v[None, :]
-    memory = tl.load(from_m, mask=(c < DK)[:, None] & in_v[None, :], other=0.0)
-    key = tl.load(k + (row[:, None] * KH + h % KH) * DK + c[None, :], mask=in_k, other=0.0)
-    query = tl.load(q + (row[:, None] * KH + h % KH) * DK + c[None, :], mask=in_k, other=0.0)
+    memory = tl.load(from_m, mask=(c < DK)[:, None] & in_v, other=0.0)
+    row, alive, window = i[:, None], live[:, None], conv + slot * ((KERNEL - 1) * C)
+    at_q, at_k, at_v = kh * DK + c[None, :], (KH + kh) * DK + c[None, :], 2 * KH * DK + h * DV + d[None, :]
+    if WHOLE:
+        before_q = taps_above(window, taps, parent, row, alive, start, at_q, in_k, C, KERNEL)
+        before_k = taps_above(window, taps, parent, row, alive, start, at_k, in_k, C, KERNEL)
+        before_v = taps_above(window, taps, parent, row, alive, start, at_v, in_v, C, KERNEL)
+    place = (start + i).to(tl.int64)
+    to = sees + place[:, None] * words + (i // 64)[None, :]
+    shift, rate = tl.load(dt + h), tl.load(a + h)
+    if WHOLE:
+        word = tl.load(to, mask=alive & live[None, :], other=0)
+    wait_only(OVERLAP)
+    logged, once = slot * most + row, tl.program_id(2) == 0
+    if WHOLE:
+        first = alive & in_k & (h < KH)
+        key, own = taps_within(qkv, before_k, taps, parent, row, alive, start, at_k, in_k, ldqkv, KERNEL)
+        tl.store(log_x + logged * C + at_k, own, mask=first)
+        key = unit(key, unit_eps)
+        tl.store(log_k + (logged * KH + kh) * DK + c[None, :], key, mask=first)
+        query, own = taps_within(qkv, before_q, taps, parent, row, alive, start, at_q, in_k, ldqkv, KERNEL)
+        tl.store(log_x + logged * C + at_q, own, mask=first)
+        query = unit(query, unit_eps) * q_scale
+        value, own = taps_within(qkv, before_v, taps, parent, row, alive, start, at_v, in_v, ldqkv, KERNEL)
+        tl.store(log_x + logged * C + at_v, own, mask=alive & in_v)
+    else:
+        at = place[:, None]
+        key = tl.load(k + (at * KH + kh) * DK + c[None, :], mask=alive & in_k, other=0.0)
+        query = tl.load(q + (at * KH + kh) * DK + c[None, :], mask=alive & in_k, other=0.0)
+    raw = tl.load(decay + place * lddecay + h, mask=live, other=0.0)
+    step = tl.load(beta + place * ldbeta + h, mask=live, other=0.0)
     # Products of what was loaded come before reductions: see `product`.
     met, asked = exact(key, tl.trans(key), PRECISE), exact(query, tl.trans(key), PRECISE)
     k_read, q_read = exact(key, memory, PRECISE), exact(query, memory, PRECISE)
-    value = tl.load(v + (row[:, None] * VH + h) * DV + d[None, :], mask=both, other=0.0)
-    raw = tl.load(decay + row * lddecay + h, mask=live, other=0.0).to(tl.float32) + tl.load(dt + h)
-    g = tl.where(live, log_decay(raw, tl.load(a + h), 0.0, False), 0.0)
-    step = tl.where(live, sigmoid(tl.load(beta + row * ldbeta + h, mask=live, other=0.0).to(tl.float32)), 0.0)
-    to = sees + row[:, None] * words + (i // 64)[None, :]
-    word = tl.load(to, mask=live[:, None] & live[None, :], other=0)
-    above = (((word >> (i % 64)[None, :].to(tl.int64)) & 1) != 0) & (i[None, :] < i[:, None])
-    within = above | (i[None, :] == i[:, None])
+    if not WHOLE:
+        value = tl.load(v + (at * VH + h) * DV + d[None, :], mask=alive & in_v, other=0.0)
+        word = tl.load(to, mask=alive & live[None, :], other=0)
+    above = (((word >> (i % 64)[None, :].to(tl.int64)) & 1) != 0) & (i[None, :] < row)
+    within = above | (i[None, :] == row)
+    g = tl.where(live, log_decay(raw.to(tl.float32) + shift, rate, 0.0, False), 0.0)
+    step = tl.where(live, sigmoid(step.to(tl.float32)), 0.0)
+    tl.store(log_g + (slot * most + i) * VH + h, g, mask=live & once)
     # The log decay from the state to each row, in both directions of the tile.
     since = tl.sum(tl.where(within, g[None, :], 0.0), 1)
-    same = tl.sum(tl.where(i[None, :] == i[:, None], since[:, None], 0.0), 0)
+    same = tl.sum(tl.where(i[None, :] == row, since[:, None], 0.0), 0)
     between = tl.exp(tl.where(within, since[:, None] - same[None, :], -float("inf")))
     left = tl.exp(since)[:, None]
     inverse = inverse_of(-tl.where(above, met * between * step[:, None], 0.0), R, PRECISE)
     made = exact(inverse, step[:, None] * (value - left * k_read), PRECISE)
     y = left * q_read + exact(asked * between, made, PRECISE)
-    logged = slot * most + i
-    tl.store(log_u + (logged[:, None] * VH + h) * DV + d[None, :], made, mask=both)
-    tl.store(log_g + logged * VH + h, g, mask=live)
-    tl.store(out + (row[:, None] * VH + h) * DV + d[None, :], y, mask=both)
+    tl.store(log_u + (logged * VH + h) * DV + d[None, :], made, mask=alive & in_v)
+    if WHOLE:
+        gate = tl.load(z + place[:, None] * ldz + h * DV + d[None, :], mask=alive & in_v, other=0.0)
+        y = gated_norm(y, gate.to(tl.float32), norm, d, norm_eps, DV, False)
+    tl.store(out + (place[:, None] * VH + h) * DV + d[None, :], y, mask=alive & in_v)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_heads(
     y, z, norm, seq, query_start, num_rows, ldz, norm_eps,
-    VH: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, RT: tl.constexpr, OVERLAP: tl.constexpr,
+    VH: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, RT: tl.constexpr, ABOVE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of `held_tree`, normed and gated in place. Grid (rows, value heads / RT)."""
+    """Outputs of `held_tree`, normed and gated in place, of sequences of more than ABOVE rows.
+
+    Grid (rows, value heads / RT).
+    """
     wait_for_previous(OVERLAP)
     row = tl.program_id(0)
     s = tl.load(seq + row)
-    if tl.load(query_start + s + 1) - tl.load(query_start + s) <= 1:
+    if tl.load(query_start + s + 1) - tl.load(query_start + s) <= ABOVE:
         return
     h, v = tl.program_id(1) * RT + tl.arange(0, RT), tl.arange(0, DVP)
     inside = (h < VH)[:, None] & (v < DV)[None, :]
@@ -333,20 +383,20 @@ def held_in_turn(
     row, alive = i[:, None], live[:, None]
     window = conv + slot * ((KERNEL - 1) * C)
     q_at, k_at, v_at = kh * DK + c[None, :], (KH + kh) * DK + c[None, :], 2 * KH * DK + h * DV + v[None, :]
-    q = held_taps(qkv, window, taps, parent, row, alive, start, q_at, in_k, ldqkv, C, KERNEL)
-    k = held_taps(qkv, window, taps, parent, row, alive, start, k_at, in_k, ldqkv, C, KERNEL)
-    value = held_taps(qkv, window, taps, parent, row, alive, start, v_at, in_v, ldqkv, C, KERNEL)
+    q = taps_above(window, taps, parent, row, alive, start, q_at, in_k, C, KERNEL)
+    k = taps_above(window, taps, parent, row, alive, start, k_at, in_k, C, KERNEL)
+    value = taps_above(window, taps, parent, row, alive, start, v_at, in_v, C, KERNEL)
+    q, own_q = taps_within(qkv, q, taps, parent, row, alive, start, q_at, in_k, ldqkv, KERNEL)
+    k, own_k = taps_within(qkv, k, taps, parent, row, alive, start, k_at, in_k, ldqkv, KERNEL)
+    value, own_v = taps_within(qkv, value, taps, parent, row, alive, start, v_at, in_v, ldqkv, KERNEL)
     q, k = unit(q, unit_eps) * q_scale, unit(k, unit_eps)
 
     place = (start + row).to(tl.int64)
     logged = slot * most + row
-    given = tl.load(qkv + place * ldqkv + v_at, mask=alive & in_v, other=0.0)
-    tl.store(log_x + logged * C + v_at, given, mask=alive & in_v)
+    tl.store(log_x + logged * C + v_at, own_v, mask=alive & in_v)
     if h < KH:
-        given = tl.load(qkv + place * ldqkv + q_at, mask=alive & in_k, other=0.0)
-        tl.store(log_x + logged * C + q_at, given, mask=alive & in_k)
-        given = tl.load(qkv + place * ldqkv + k_at, mask=alive & in_k, other=0.0)
-        tl.store(log_x + logged * C + k_at, given, mask=alive & in_k)
+        tl.store(log_x + logged * C + q_at, own_q, mask=alive & in_k)
+        tl.store(log_x + logged * C + k_at, own_k, mask=alive & in_k)
         tl.store(log_k + (logged * KH + kh) * DK + c[None, :], k, mask=alive & in_k)
     if KDA:
         raw = tl.load(decay + place * lddecay + h * DK + c[None, :], mask=alive & in_k, other=0.0)

@@ -3,7 +3,8 @@
     python compile_sequences.py cuda:75 cuda:90 cuda:120 hip:gfx942 [--wide] [--few]
 
 Prints one line per kernel and target: name, target, "ok". --wide: heads of 128; --few: what CI has time for.
-Of `attend` for Hopper it also checks that what registers wrote for a product is fenced, then waited for.
+Of `attend` and `held_tree` for Hopper it also checks that what registers wrote for a product is fenced, then
+waited for.
 """
 
 from __future__ import annotations
@@ -140,15 +141,23 @@ def variants(target, dim, pairs):
     taps = {**dims, "DKP": dim, "DVP": dim, "KERNEL": 4}
     pointer = {"window": "*fp32"}
     yield delta_kernels.held_one, {**taps, "ALONE": False, **overlap}, pointer, {}
-    yield delta_kernels.held_rows, {**dims, "DP": dim, "RT": 8, "KERNEL": 4, **overlap}, pointer, {}
-    tree = {**dims, "DKP": dim, "DVB": 32, "PRECISE": rows}
-    for r, above in ((16, 1), (64, 16)) if new else ((delta.SMALL_HELD, 1),):
-        yield delta_kernels.held_tree, {**tree, "R": r, "ABOVE": above, **overlap}, {}, {}
+    rows_of = {**dims, "DP": dim, "RT": 8, "KERNEL": 4, "ABOVE": 1}
+    yield delta_kernels.held_rows, {**rows_of, **overlap}, pointer, {}
+    tree = {**dims, "DKP": dim, "KERNEL": 4, "PRECISE": rows, **overlap}
+    few, above = {**tree, "DVB": 32, "WHOLE": False}, 1
+    for r, shared in delta.WHOLE_BYTES.items() if new else ():
+        if shared <= room_of(target):
+            whole = {**tree, "DVB": dim, "R": r, "ABOVE": above, "WHOLE": True}
+            yield delta_kernels.held_tree, whole, pointer, {"num_warps": delta.WARPS["whole"]}
+            above = r
+    for r in (16, 32, 64) if new else (delta.SMALL_HELD,):
+        yield delta_kernels.held_tree, {**few, "R": r, "ABOVE": 1}, pointer, {}
     turn = {**taps, "R": 4, "ABOVE": 0, "KDA": True}
     yield delta_kernels.held_in_turn, {**turn, **overlap}, pointer, {"num_warps": 8}
     for kda in (False, True):
         yield invariant_delta.in_turn, {**taps, "KDA": kda, **overlap}, pointer, {"num_warps": 8}
-    yield delta_kernels.norm_heads, {"VH": 4, "DV": dim, "DVP": dim, "RT": 4, **overlap}, {}, {}
+    normed = {"VH": 4, "DV": dim, "DVP": dim, "RT": 4, "ABOVE": 1}
+    yield delta_kernels.norm_heads, {**normed, **overlap}, {}, {}
     fold = {**dims, "DKP": dim, "DVB": 32, "KDA": False, **overlap}
     yield state_kernels.fold, fold, {}, {}
     yield state_kernels.shift_rows, {"ROWS": 3, "COLS": 256, **overlap}, {}, {}
@@ -252,7 +261,7 @@ def main(targets, dim, names=(), pairs=CODEC_PAIRS):
                 if signature[name].startswith("*")
             }
             made = compiled(kernel, signature, places, target, options, aligned)
-            if kernel is attention_kernels.attend and target == "cuda:90":
+            if kernel in (attention_kernels.attend, delta_kernels.held_tree) and target == "cuda:90":
                 check_fences(made.asm["ptx"])
             print(kernel.fn.__name__, target, "ok", flush=True)
 

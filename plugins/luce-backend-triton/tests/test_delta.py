@@ -77,6 +77,42 @@ def test_trees_and_chains(device, kda):
     compare(w, w.batch("held", (1, 19, 6, {"parents": TREE}), (0, 0, 1, {}), (2, 8, 3, {})))
 
 
+WIDE = [-1, *(n // 2 if n % 3 else n for n in range(34))]
+"""A tree of 35 rows: some paths short, some long."""
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(8, ()), (17, (16, 32)), (17, (16,)), (32, (16, 32))])
+def test_a_tree_of_many_rows(device, monkeypatch, delta, rows, sizes):
+    """In one launch of its size, or in three."""
+    if delta is invariant:
+        pytest.skip("its launch does not know sizes")
+    monkeypatch.setattr(plain, "whole_sizes", lambda device, spec: sizes)
+    w = States(device, held=40)
+    compare(w, w.batch("held", (1, 19, rows, {"parents": WIDE[:rows]})))
+
+
+@pytest.mark.parametrize("sizes", [(16, 32), (16,)])
+def test_trees_of_every_size_in_one_batch(device, monkeypatch, delta, sizes):
+    """Each goes in one launch of its size; the others leave it alone."""
+    if delta is invariant:
+        pytest.skip("its launch does not know sizes")
+    monkeypatch.setattr(plain, "whole_sizes", lambda device, spec: sizes)
+    w = States(device, held=40)
+    rows = [(slot, 9, count, {"parents": WIDE[:count]}) for slot, count in enumerate((6, 35, 1, 20))]
+    compare(w, w.batch("held", *rows))
+
+
+@pytest.mark.parametrize(
+    ("number", "kib", "dim", "sizes"),
+    [((9, 0), 227, 128, (16, 32)), ((8, 6), 99, 128, (16,)), ((7, 5), 64, 128, ()), ((9, 0), 227, 256, ())],
+)
+def test_one_launch_takes_what_finds_room(device, monkeypatch, number, kib, dim, sizes):
+    room = Room(20, kib << 10, Ability(number).matrix)
+    monkeypatch.setattr(plain, "INTERPRETED", False)
+    monkeypatch.setattr(plain, "room_of", lambda device: room)
+    assert plain.whole_sizes(device, evolve(States(device).spec, key_dim=dim)) == sizes
+
+
 def test_without_tensor_cores_wide_trees_go_row_after_row(device, taken_for, monkeypatch):
     taken_for(7, 5)
     monkeypatch.setattr(plain, "SMALL_HELD", 4)

@@ -90,8 +90,8 @@ def moved(s, device):
 class States:
     """States and windows of a linear attention, and batches over them."""
 
-    def __init__(self, device, kda=False):
-        self.device, self.kda = device, kda
+    def __init__(self, device, kda=False, held=HELD):
+        self.device, self.kda, self.held = device, kda, held
         self.rng = torch.Generator().manual_seed(5)
         g = (VH, DK) if kda else (VH,)
         self.conv = self.slot((KERNEL - 1, CHANNELS), "shift", row=(CHANNELS,))
@@ -106,7 +106,7 @@ class States:
         return torch.randn(*shape, generator=self.rng).to(self.device)
 
     def slot(self, shape, fold, **log):
-        rows = {name: self.rand(SLOTS, HELD, *one) for name, one in log.items()}
+        rows = {name: self.rand(SLOTS, self.held, *one) for name, one in log.items()}
         return SlotState("slot", self.rand(SLOTS, *shape), rows, fold)
 
     def batch(self, phase, *rows):
