@@ -48,7 +48,7 @@ moe_down(Down d, int tiles, int blocks, int room) {
 #pragma unroll
     for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
     if (lane < d.used) {
-      const int place = d.logits.parent[row] == -2 ? -1 : d.lut[mine];
+      const int place = mine < 0 ? -1 : d.lut[mine];
       expert[lane] = max(place, 0);
       weight[lane] = place < 0 ? 0.f : share / sum * d.logits.scale;
     }
@@ -109,44 +109,49 @@ moe_down(Down d, int tiles, int blocks, int room) {
   for (int i = threadIdx.x; i < sums; i += 32 * WARPS)
     residual[i] = d.residual && first_row + i < d.n ? __uint_as_float(load1(d.residual + (size_t)row * d.ldr + first_row + i)) : 0.f;
   __syncthreads();
-  wait_for_previous();
-  let_next_start();
-
-  for (int first = warp; first < parts; first += 2 * WARPS) {  // two parts at a time: columns of both are asked for at once
-    float v[2][8];
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-      const int part = first + k * WARPS, place = part / blocks, at = first_column((part - place * blocks) * 256, lane);
-      columns_of(v[k], d.given + ((size_t)row * each + place) * d.hidden, at, part < parts ? d.hidden : 0);
+  int turn = !WARM;
+  do {
+    hide(turn);
+    if (turn) {
+      wait_for_previous();
+      let_next_start();
     }
+    for (int first = warp; first < parts; first += 2 * WARPS) {  // two parts at a time: columns of both are asked for at once
+      float v[2][8];
 #pragma unroll
-    for (int k = 0; k < 2; k++)
-      if (first + k * WARPS < parts) make_ready(x + k * X_BYTES, v[k], weight[(first + k * WARPS) / blocks], lane);
-    for (int part = first; part < min(parts, first + 2 * WARPS); part += WARPS) {
-      float* mine = partial + warp * room * 16 + (lane >> 2);
-      for (int i = 0; i < num_tiles; i++, mine += 16) {
-        wait_but<STAGES - 1>();
-        __syncwarp();
-        float total[2][X_ROWS] = {};
-        multiply(total, slot, part == first ? x : x + X_BYTES, lane);
-        __syncwarp();
-        fetch();
+      for (int k = 0; k < 2; k++) {
+        const int part = first + k * WARPS, place = part / blocks, at = first_column((part - place * blocks) * 256, lane);
+        columns_of(v[k], d.given + ((size_t)row * each + place) * d.hidden, at, turn && part < parts ? d.hidden : 0);
+      }
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-          float sum = total[j][0];
-          sum += __shfl_xor_sync(~0u, sum, 1);
-          sum += __shfl_xor_sync(~0u, sum, 2);
-          if ((lane & 3) == 0) mine[8 * j] = part == warp ? sum : mine[8 * j] + sum;
+      for (int k = 0; k < 2; k++)
+        if (first + k * WARPS < parts) make_ready(x + k * X_BYTES, v[k], weight[(first + k * WARPS) / blocks], lane);
+      for (int part = first; part < min(parts, first + 2 * WARPS); part += WARPS) {
+        float* mine = partial + warp * room * 16 + (lane >> 2);
+        for (int i = 0; i < num_tiles; i++, mine += 16) {
+          if (turn) wait_but<STAGES - 1>();
+          __syncwarp();
+          float total[2][X_ROWS] = {};
+          multiply(total, slot, part == first ? x : x + X_BYTES, lane);
+          __syncwarp();
+          if (turn) fetch();
+#pragma unroll
+          for (int j = 0; j < 2; j++) {
+            float sum = total[j][0];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            if ((lane & 3) == 0) mine[8 * j] = part == warp ? sum : mine[8 * j] + sum;
+          }
         }
       }
     }
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
-    float v = 0.f;
+    __syncthreads();
+    for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
+      float v = 0.f;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++)
-      if (w < parts) v += partial[w * room * 16 + i];
-    if (first_row + i < d.n) d.y[(size_t)row * d.n + first_row + i] = v + residual[i];
-  }
+      for (int w = 0; w < WARPS; w++)
+        if (w < parts) v += partial[w * room * 16 + i];
+      if (turn && first_row + i < d.n) d.y[(size_t)row * d.n + first_row + i] = v + residual[i];
+    }
+  } while (turn++ == 0);
 }
