@@ -102,22 +102,27 @@ def integer_columns(block):
 def prepare(
     x, up, weight, out16, out32, out8, m, k, ldx, eps, limit,
     MMA: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr, CLAMP: tl.constexpr, CHUNK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PER: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One row, one block of 256 columns -> X_BYTES, as csrc/mma.cu or csrc/gemv.cu wants them.
+    """One row, blocks of 256 columns -> X_BYTES each, as csrc/mma.cu or csrc/gemv.cu wants them.
 
-    out16, out32, out8: views of the same u8[blocks, m, 576]. OVERLAP: what follows may fetch its weights
-    already; what came before is waited for.
+    Grid (rows, blocks / PER); for gemv.cu PER is 1. out16, out32, out8: views of the same
+    u8[blocks, m, 576]. OVERLAP: what follows may fetch its weights already; what came before is waited for.
     """
-    row, block = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(0)
     x += row.to(tl.int64) * ldx
     up += row.to(tl.int64) * ldx
-    p = tl.arange(0, 256)
-    at = (block * m + row).to(tl.int64)
     if MMA:
+        p = tl.arange(0, 256)[None, :]
+        block = tl.program_id(1) * PER + tl.arange(0, PER)
+        block, here = block[:, None], (block * 256 < k)[:, None]
         column = block * 256 + p // 32 * 32 + p % 8 // 4 * 16 + p % 32 // 8 * 4 + p % 4
+        column = tl.max_contiguous(tl.multiple_of(column, [1, 4]), [1, 4])
     else:
+        tl.static_assert(PER == 1)
+        block = tl.program_id(1)
         column = integer_columns(block)
+    at = (block * m + row).to(tl.int64)
     inside = column < k
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -132,12 +137,12 @@ def prepare(
         u = tl.load(up + column, mask=inside, other=0.0).to(tl.float32)
         v = activated(v, u, ACT, CLAMP, limit)
     if MMA:
-        factor = power_of_two(tl.max(tl.abs(v), 0)) / 512
+        factor = power_of_two(tl.max(tl.abs(v), 1)[:, None]) / 512
         h = (v / factor).to(tl.float16)
-        sums = tl.sum(tl.reshape(h.to(tl.float32), (8, 32)), 1)
-        tl.store(out16 + at * 288 + p, h)
-        tl.store(out16 + at * 288 + 256 + tl.arange(0, 8), sums.to(tl.float16))
-        tl.store(out32 + at * 144 + 136, factor)
+        sums = tl.sum(tl.reshape(h.to(tl.float32), (PER, 8, 32)), 2)
+        tl.store(out16 + at * 288 + p, h, mask=here)
+        tl.store(out16 + at * 288 + 256 + tl.arange(0, 8)[None, :], sums.to(tl.float16), mask=here)
+        tl.store(out32 + at * 144 + 136, factor, mask=here)
     else:
         store_integers(v, out32, out8, at)
 

@@ -20,6 +20,10 @@ from luce_core.contracts import Clamp, Norm
 
 CHUNK, WIDEST = 1024, 8192
 """Columns a program of a row kernel reads at a time; of one that has to wait for them: all, up to WIDEST."""
+BLOCKS = 4
+"""Of 256 columns of a row that one program makes ready for csrc/mma.cu: where there is a norm, it reads the
+whole row. The same for any number of rows, since a block's sums have the order of a program's warps.
+"""
 PORTABLE_LIMIT = 64
 """Most rows the Triton product takes; more go through dense weights."""
 PORTABLE_TILE, PORTABLE_SMALL = 64, 16
@@ -93,9 +97,10 @@ class Rows:
             overlap = x.is_cuda and overlaps(x.device)
             if self.norm is not None:
                 constants["CHUNK"] = min(WIDEST, triton.next_power_of_2(k))
-            kernels.prepare[(m, out.shape[0])](
-                x, up, weight, *views, m, k, x.stride(0), eps, limit, MMA=kind == "mma", OVERLAP=overlap,
-                num_warps=4 if k <= 2048 else 8, launch_pdl=overlap, **constants,
+            per = BLOCKS if kind == "mma" else 1
+            kernels.prepare[(m, -(-out.shape[0] // per))](
+                x, up, weight, *views, m, k, x.stride(0), eps, limit, MMA=kind == "mma", PER=per,
+                OVERLAP=overlap, num_warps=4 if k <= 2048 else 8, launch_pdl=overlap, **constants,
             )  # fmt: skip
         return self._few[kind]
 

@@ -71,9 +71,10 @@ def variants(target):
     has = {"HAS_SCALE": True, "HAS_BIAS": True, "HAS_RESIDUAL": True}
     row = {"NORM": True, "ACT": "", "CLAMP": 0, "CHUNK": 1024}
     act = {**row, "NORM": False, "ACT": "gelu", "CLAMP": 1}
-    yield kernels.prepare, {**row, "MMA": False, "OVERLAP": False}, {}
-    other = {"MMA": True, "ACT": "silu", "CLAMP": 0, "OVERLAP": overlap}
-    yield kernels.prepare, {**act, **other}, {}
+    yield kernels.prepare, {**row, "MMA": False, "PER": 1, "OVERLAP": False}, {}
+    other = {"MMA": True, "PER": product.BLOCKS, "OVERLAP": overlap}
+    yield kernels.prepare, {**act, **other, "ACT": "silu", "CLAMP": 0}, {}
+    yield kernels.prepare, {**row, **other, "CHUNK": product.WIDEST}, {}
     yield kernels.prepare_dense, act, {"out": "*fp16"}
     yield kernels.prepare_dense, {**act, "ACT": "gelu_tanh", "CLAMP": 2}, {"out": "*fp16"}
     yield kernels.prepare_dense, row, {"out": "*bf16"}

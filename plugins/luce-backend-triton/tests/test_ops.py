@@ -202,21 +202,24 @@ def decoded(given, kind):
 
 
 @pytest.mark.parametrize("kind", ["gemv", "mma"])
-def test_few_rows_are_made_ready(device, kind):
-    x = rand(device, 3, 352) * torch.tensor([1.0, 1e-4, 500.0], device=device)[:, None]
+@pytest.mark.parametrize(("cols", "blocks"), [(352, 2), (1300, 6)])
+@pytest.mark.parametrize("norm", [False, True])
+def test_few_rows_are_made_ready(device, kind, cols, blocks, norm):
+    x = rand(device, 3, cols) * torch.tensor([1.0, 1e-4, 500.0], device=device)[:, None]
     x[1, 256:] = 0
-    given = Rows(x).few(kind)
+    weight = 1 + torch.arange(cols, device=device) / cols
+    given = Rows(x, Norm(weight, 1e-6) if norm else None).few(kind)
     got, factor = decoded(given, kind)
-    wide = torch.zeros(3, 512, device=device)
-    wide[:, :352] = x
-    want = wide.view(3, 2, 256).transpose(0, 1)
+    wide = torch.zeros(3, 256 * blocks, device=device)
+    wide[:, :cols] = torch.nn.functional.rms_norm(x, (cols,), weight, 1e-6) if norm else x
+    want = wide.view(3, blocks, 256).transpose(0, 1)
     top = want.abs().amax(-1, keepdim=True)
     step = 2**-11 if kind == "mma" else 1 / 65024
     assert ((got * factor - want).abs() <= step * 1.01 * top).all()
     sums = given[..., 512:528].contiguous().view(torch.float16).float()
     if kind == "gemv":
         sums = given[..., 512:544].contiguous().view(torch.int32).float()
-    want_sums = got.view(2, 3, 8, 32).sum(-1)
+    want_sums = got.view(blocks, 3, 8, 32).sum(-1)
     torch.testing.assert_close(sums, want_sums, rtol=2**-11, atol=0.3)
 
 
