@@ -119,6 +119,11 @@ __device__ __forceinline__ void hide(int& turn) {  // from the compiler, which w
 #define SHORT_WAY 0
 #endif
 #define ONE_ROW (SHORT_WAY && X_ROWS == 1)
+#if SHORT_WAY
+#define BRIEFLY _Pragma("unroll 1")  // a loop of one turn or two, whose instructions would be far from each other
+#else
+#define BRIEFLY
+#endif
 __device__ __forceinline__ void settle(int& v) {  // here and not later
   if (ONE_ROW) asm volatile("" : "+r"(v));
 }

@@ -366,7 +366,7 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
     float residual = 0.f;
     if (turn) {
       wait_for_x(out.beside);
-      for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
+      BRIEFLY for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
         const int block = i / (live * (X_BYTES / 16)), piece = i % (live * (X_BYTES / 16));
         copy16(shared + block * X_ROWS * X_BYTES + piece * 16, x + ((size_t)block * out.m + first_row) * X_BYTES + piece * 16);
       }
@@ -395,7 +395,7 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
     }
     __syncthreads();
 
-    for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
+    BRIEFLY for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
       const int row = i % 16, n = i / 16 % live, tile = i / (16 * live), until = (tile + 1) * blocks;
       float v = 0.f;
       for (int w = ONE_ROW && i == threadIdx.x ? meets_at : worker_of(tile * blocks, WARPS, units); w < WARPS; w++) {

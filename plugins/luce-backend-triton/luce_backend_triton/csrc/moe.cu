@@ -70,7 +70,7 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
   float* partial = (float*)(shared + blocks * X_ROWS * X_BYTES + WARPS * STAGES * RECORD);
   float* squares = partial + WARPS * room * (16 * X_ROWS);
   int *taken = (int*)(squares + X_ROWS * WARPS), *lut = taken + X_ROWS;
-  for (int i = threadIdx.x; i < stack.known; i += 32 * WARPS) lut[i] = stack.lut[i];
+  BRIEFLY for (int i = threadIdx.x; i < stack.known; i += 32 * WARPS) lut[i] = stack.lut[i];
   __syncthreads();
   const int each = stack.used + (stack.beside[0] != nullptr), place = pair % each;
   const bool common = place == stack.used;
@@ -112,7 +112,7 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
 
     if (sooner) {  // by all warps but the one that chooses
       const int idle = WARPS > 1 && chooses ? 32 : 0;
-      for (int i = (int)threadIdx.x - idle; i < blocks * (X_BYTES / 16); i += 32 * WARPS - idle) {
+      BRIEFLY for (int i = (int)threadIdx.x - idle; i < blocks * (X_BYTES / 16); i += 32 * WARPS - idle) {
         const u8* from = stack.ready + ((size_t)(i / (X_BYTES / 16)) * rows_of_x + row_of_x) * X_BYTES;
         if (i >= 0) copy16(shared + i * 16, from + i % (X_BYTES / 16) * 16);
         else break;
@@ -135,7 +135,7 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
     const int expert = common || !turn ? 0 : id < 0 ? -1 : lut[id];
     if (expert < 0) {
       if (sooner) wait_all();
-      for (int i = tile0 * 16 + threadIdx.x; i < min((tile0 + num_tiles) * 16, stack.n); i += 32 * WARPS) stack.y[(size_t)pair * stack.n + i] = 0.f;
+      BRIEFLY for (int i = tile0 * 16 + threadIdx.x; i < min((tile0 + num_tiles) * 16, stack.n); i += 32 * WARPS) stack.y[(size_t)pair * stack.n + i] = 0.f;
       return;
     }
     const int live = together(taken, stack, lut, pair, each, expert, lane);
@@ -220,7 +220,7 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
     }
     __syncthreads();
 
-    for (int i = warp; i < num_tiles * live; i += WARPS) {  // a lane has a row of one matrix
+    BRIEFLY for (int i = warp; i < num_tiles * live; i += WARPS) {  // a lane has a row of one matrix
       const int tile = i / live, n = i % live;
       const int owner = (lane >> 4) * num_tiles + tile, at = (tile0 + tile) * 16 + (lane & 15);
       float v = 0.f;

@@ -53,7 +53,7 @@ moe_down(Down d, int tiles, int blocks, int room) {
       weight[lane] = place < 0 ? 0.f : share / sum * d.logits.scale;
     }
   }
-  for (int i = threadIdx.x; !d.logits.of && i < d.used; i += 32 * WARPS) {
+  BRIEFLY for (int i = threadIdx.x; !d.logits.of && i < d.used; i += 32 * WARPS) {
     const u32 given = load1(d.weights + (size_t)row * d.ldw + i);
     const int id = (int)load1(d.ids + row * d.used + i), place = id < 0 ? -1 : d.lut[id];
     expert[i] = max(place, 0);  // what is not there counts for nothing
@@ -106,7 +106,7 @@ moe_down(Down d, int tiles, int blocks, int room) {
     weight[d.used] = 1.f;
   }
   const int sums = num_tiles * 16, first_row = tile0 * 16;
-  for (int i = threadIdx.x; i < sums; i += 32 * WARPS)
+  BRIEFLY for (int i = threadIdx.x; i < sums; i += 32 * WARPS)
     residual[i] = d.residual && first_row + i < d.n ? __uint_as_float(load1(d.residual + (size_t)row * d.ldr + first_row + i)) : 0.f;
   __syncthreads();
   int turn = !WARM;
@@ -146,7 +146,7 @@ moe_down(Down d, int tiles, int blocks, int room) {
       }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
+    BRIEFLY for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
       float v = 0.f;
 #pragma unroll
       for (int w = 0; w < WARPS; w++)
