@@ -44,7 +44,7 @@ def _put_in_place_once() -> None:
 
 def _remember_types() -> None:
     """Every tensor is told its shape and the number of its elements, every operation makes the type of its
-    result, and asks which type of numpy that is.
+    result, asks which type of numpy that is, and compares shapes that are the same one.
     """
     make_block, made = tl.block_type.__init__, {}
 
@@ -68,6 +68,13 @@ def _remember_types() -> None:
 
     of_numpy = interpreter._get_np_dtype
     pointer, of_scalar = of_numpy(tl.pointer_type(tl.int8)), cache(of_numpy)
+    semantic = type(interpreter.interpreter_semantic)
+    broadcast = semantic.broadcast_impl_value
+
+    def of_one_shape(self, lhs, rhs):
+        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)
+
+    semantic.broadcast_impl_value = of_one_shape
     equals = tl.dtype.__eq__
     tl.dtype.__eq__ = lambda self, other: self is other or equals(self, other)
     tl.block_type.__init__ = block
