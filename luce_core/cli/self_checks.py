@@ -20,6 +20,9 @@ from luce_core.op_layers import prepare
 from luce_core.registry import guarded, resolve
 from luce_core.supervision.child import how_ended
 
+PATIENCE_S = 10.0
+"""For a process that has said all to leave its device and its files in order."""
+
 
 @frozen
 class SelfCheck:
@@ -77,8 +80,9 @@ class Worker:
         if message is not None:
             self.found.append(message)
 
-    def end(self) -> None:
-        """Nobody asks any more."""
+    def end(self, patience_s: float = 0.0) -> None:
+        """Nobody asks any more. patience_s: for a process to end by itself."""
+        self.process.join(patience_s)
         self.process.kill()
         self.process.join()
         self.connection.close()
@@ -109,7 +113,7 @@ def side_by_side(checks: Sequence[SelfCheck], at_once: int) -> Iterator[tuple[Se
                 worker.receive()
                 if worker.over:
                     del working[ready]
-                    worker.end()
+                    worker.end(PATIENCE_S)
             while shown:
                 first = shown[0]
                 while first.found:
