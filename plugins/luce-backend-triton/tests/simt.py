@@ -125,11 +125,10 @@ ProductGiven = fields(
 
 def product(
     folder: Path, name: str, data: np.ndarray, x: Tensor, shape: few_rows.Shape, grid: int, bias: Tensor,
-    residual: Tensor, imma: bool = False, **defines: int,
+    residual: Tensor, imma: bool = False,
 ) -> Tensor:  # fmt: skip
     """x Wᵀ + bias + residual by csrc/gemv.cu or csrc/mma.cu, W as the blocks of a file. folder: a new one
-    for every shape, since a library that is loaded stays. imma: gemv on tensor cores. defines: more of
-    them.
+    for every shape, since a library that is loaded stays. imma: gemv on tensor cores.
     """
     (m, _), rows, fmt = x.shape, data.shape[0], formats.FORMATS[name]
     folder.mkdir(exist_ok=True, parents=True)
@@ -145,7 +144,7 @@ def product(
     at = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), sums.data_ptr(), arrived.data_ptr())
     out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0))
     it = ProductGiven(records.data_ptr(), given.data_ptr(), out, tiles, across, room)
-    function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape) | defines
+    function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape)
     defined["IMMA"] = int(imma)
     library = build(folder, shape.kind, function, defined, PRODUCT)
     shared = shape.shared_bytes(fmt, tiles, across, grid)

@@ -55,10 +55,10 @@ def test_gemv_on_tensor_cores(tmp_path, blocks, dequantized, name, x_rows):
     check_gemv(tmp_path, blocks, dequantized, name, 40, 512, 2, shape, imma=True)
 
 
-def check_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape, imma, **defines):
+def check_gemv(tmp_path, blocks, dequantized, name, rows, cols, grid, shape, imma):
     data, m = blocks(name, rows, cols), shape.x_rows
     x, bias, residual = torch.randn(m, cols), torch.randn(rows), torch.randn(m, rows)
-    y = simt.product(tmp_path, name, data, x, shape, grid, bias, residual, imma, **defines)
+    y = simt.product(tmp_path, name, data, x, shape, grid, bias, residual, imma)
     exact = torch.from_numpy(dequantized(data, name).copy()).double()
     close(y, x.double() @ exact.T + bias.double() + residual.double(), 1e-4)
 
@@ -153,24 +153,7 @@ def test_pairs_of_an_expert_together(tmp_path, blocks, dequantized, name, x_rows
     check_experts(tmp_path, blocks, dequantized, name, 3, 2, matrices, "silu", None, given, x_rows)
 
 
-@pytest.mark.parametrize("more", [{"SHORT_WAY": 1}, {"WARM": 1, "TREES": 1, "SHORT_WAY": 1}], ids=len)
-@pytest.mark.parametrize("given", ["beside", "ready", "choosing"])
-@pytest.mark.parametrize("x_rows", [1, 2])
-def test_what_is_done_before_the_wait_changes_nothing(tmp_path, blocks, dequantized, given, x_rows, more):
-    if x_rows == 1 or given != "choosing":
-        kind = ("Q4_K", 2 if x_rows == 1 else 3, 2, 2, "silu", None, given, x_rows)
-        check_experts(tmp_path, blocks, dequantized, *kind, **more)
-    if given == "ready":
-        shape = Shape("gemv", x_rows, 1, 10, 4)
-        check_gemv(tmp_path, blocks, dequantized, "Q6_K", 200, 768, 4, shape, imma=False, **more)
-    elif x_rows == 1:
-        kind = ("Q4_K", 512, 3, 4, 3, given == "choosing", True)
-        check_all_experts_of_a_row(tmp_path, blocks, dequantized, *kind, **more)
-
-
-def check_experts(
-    tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, given, x_rows, **more
-):
+def check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act, clamp, given, x_rows):
     beside, is_ready = given != "alone", given in ("ready", "choosing")
     count, rows, cols, shape = 3, 40, 512, Shape("gemv", x_rows, 1, 4, 2)
     tall = formats.tiles_of(rows) * formats.TILE_ROWS
@@ -185,7 +168,7 @@ def check_experts(
     pairs, x = ids.numel(), torch.randn(ids.numel() // per, cols) / (1 if beside else usual)
     norm = Norm((torch.rand(cols) + 0.5) / usual, 1e-6) if beside else None
     y = torch.full((pairs, rows), torch.nan)
-    defines = few_rows.defines(formats.FORMATS[name], shape) | {"IMMA": int(beside)} | more
+    defines = few_rows.defines(formats.FORMATS[name], shape) | {"IMMA": int(beside)}
     library = simt.build(tmp_path, "moe", "moe_gemv", defines, MOE, after=tuple(moe.FRONT.split()))
     tiles, across = tall // formats.TILE_ROWS, records[0].shape[1]
     told, own, used = ids, (), pairs
@@ -289,14 +272,6 @@ def test_all_experts_of_a_row_at_once(
     """common: with a shared expert behind them, that has a gate with a norm. choosing: by logits; the second
     row is padding.
     """
-    check_all_experts_of_a_row(
-        tmp_path, blocks, dequantized, name, hidden, grid, warps, stages, choosing, common
-    )
-
-
-def check_all_experts_of_a_row(
-    tmp_path, blocks, dequantized, name, hidden, grid, warps, stages, choosing, common, **more
-):
     count, used, rows, width = 3, 3, 2, 80
     fmt, shape, each = formats.FORMATS[name], Shape("gemv", 1, 1, warps, stages), used + common
     wide = formats.tiles_of(width) * formats.TILE_ROWS
@@ -321,7 +296,7 @@ def check_all_experts_of_a_row(
         records, own, who, used, lut, product.Rows(mid), None if choosing else weight,
         mix if common else None, x, norm, residual, y,
     )  # fmt: skip
-    defines = few_rows.defines(fmt, shape) | {"IMMA": int(common)} | more
+    defines = few_rows.defines(fmt, shape) | {"IMMA": int(common)}
     library = simt.build(tmp_path, "moe_down", "moe_down", defines, DOWN, after=tuple(moe.FRONT.split()))
     it = DownGiven(down, tiles, across, -(-tiles // grid))
     shared = moe.down_bytes(fmt, shape, -(-tiles // grid), each)

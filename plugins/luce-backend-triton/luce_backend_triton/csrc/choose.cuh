@@ -10,11 +10,6 @@ struct Logits {
 
 #define LISTED 8  // logits of a lane
 
-// TREES: a lane compares its logits in pairs, and looks for whose the largest is when all know it; 0: one after the other.
-#ifndef TREES
-#define TREES 0
-#endif
-
 __device__ __forceinline__ u32 most(u32 v) {  // of a warp
 #if __CUDA_ARCH__ >= 800
   return __reduce_max_sync(~0u, v);
@@ -27,8 +22,7 @@ __device__ __forceinline__ u32 most(u32 v) {  // of a warp
 
 // tell(place, id, logit) for each of `wanted`, the best first, in all lanes; of padding, -1 for all ids.
 template <class Tell> __device__ __forceinline__ void choose(const Logits& logits, int row, int wanted, int lane, Tell tell) {
-  u32 order[LISTED], head;  // integers of the same order; a lane's largest, and whose it is
-  u32 own;
+  u32 order[LISTED], head, own;  // integers of the same order; a lane's largest, and whose it is
   const bool padding = (int)load1(logits.parent + row) == -2;  // on its way beside the logits
 #pragma unroll
   for (int i = 0; i < LISTED; i++) {
@@ -36,40 +30,15 @@ template <class Tell> __device__ __forceinline__ void choose(const Logits& logit
     const u32 bits = at < logits.count ? load1(logits.of + (size_t)row * logits.count + at) : ~0u;
     order[i] = bits ^ ((int)bits < 0 ? ~0u : 0x80000000u);
   }
-#if TREES
-  auto look = [&]() {
-    u32 most_of[LISTED];
-#pragma unroll
-    for (int i = 0; i < LISTED; i++) most_of[i] = order[i];
-#pragma unroll
-    for (int step = LISTED / 2; step; step >>= 1)
-#pragma unroll
-      for (int i = 0; i < step; i++) most_of[i] = max(most_of[i], most_of[i + step]);
-    head = most_of[0];
-  };
-  auto find = [&](u32 top) {
-    u32 least_of[LISTED];
-#pragma unroll
-    for (int i = 0; i < LISTED; i++) least_of[i] = order[i] == top ? i * 32 + lane : ~0u;
-#pragma unroll
-    for (int step = LISTED / 2; step; step >>= 1)
-#pragma unroll
-      for (int i = 0; i < step; i++) least_of[i] = min(least_of[i], least_of[i + step]);
-    own = least_of[0];
-  };
-#else
-  auto find = [](u32) {};
   auto look = [&]() {
     head = 0, own = lane;
 #pragma unroll
     for (int i = 0; i < LISTED; i++)
       if (order[i] > head) head = order[i], own = i * 32 + lane;
   };
-#endif
   look();
   for (int place = 0; place < wanted; place++) {
     const u32 top = most(head);
-    find(top);
     const int id = (int)~most(head == top ? ~own : 0u);
     tell(place, padding ? -1 : id, __uint_as_float(top ^ ((int)top < 0 ? 0x80000000u : ~0u)));
 #pragma unroll

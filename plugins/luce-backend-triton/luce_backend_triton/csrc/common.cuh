@@ -103,29 +103,13 @@ __device__ __forceinline__ void end_beside(int beside) { if (beside & 2) wait_fo
 #define AT_A_TIME(threads) __launch_bounds__(32 * WARPS, 1)
 #endif
 
-// WARM: before it waits, a kernel once goes through what it will do behind the wait, on whatever lies in shared memory, and keeps
-// nothing of it. What it waits for meets instructions that are near then: between two launches of one kernel others have
-// taken their place. Turn 0 is that, turn 1 the real one.
-#ifndef WARM
-#define WARM 0
-#endif
-__device__ __forceinline__ void hide(int& turn) {  // from the compiler, which would write the code of both turns
-  if (WARM) asm volatile("" : "+r"(turn));
-}
-
-// SHORT_WAY: of one row of x, what does not depend on what a kernel waits for is known before the wait: above all quotients,
-// which take as long as a read of L2. And experts' x is on its way before it is known whose weights it meets.
-#ifndef SHORT_WAY
-#define SHORT_WAY 0
-#endif
-#define ONE_ROW (SHORT_WAY && X_ROWS == 1)
-#if SHORT_WAY
-#define BRIEFLY _Pragma("unroll 1")  // a loop of one turn or two, whose instructions would be far from each other
-#else
-#define BRIEFLY
-#endif
-__device__ __forceinline__ void settle(int& v) {  // here and not later
-  if (ONE_ROW) asm volatile("" : "+r"(v));
+// Of one row of x, what does not depend on what a kernel waits for is known before the wait: above all quotients, which take as
+// long as a read of L2. And loops of one turn or two say `unroll 1`: written out four times, their instructions would be far from
+// each other.
+#define ONE_ROW (X_ROWS == 1)
+__device__ __forceinline__ int settled(int v) {  // known from here on, not where it is first used
+  asm volatile("" : "+r"(v));
+  return v;
 }
 
 // --- the input of a product

@@ -358,55 +358,46 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tile
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) fetch();
   const int sums = num_tiles * live * 16;
-  int meets_at = ONE_ROW ? worker_of(threadIdx.x / 16 * blocks, WARPS, units) : 0;  // of the first sum of a thread
-  settle(meets_at);
-  int turn = !WARM;
-  do {
-    hide(turn);
-    float residual = 0.f;
-    if (turn) {
-      wait_for_x(out.beside);
-      BRIEFLY for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
-        const int block = i / (live * (X_BYTES / 16)), piece = i % (live * (X_BYTES / 16));
-        copy16(shared + block * X_ROWS * X_BYTES + piece * 16, x + ((size_t)block * out.m + first_row) * X_BYTES + piece * 16);
-      }
-      commit();
-      // Thread i finishes sum i first: its residual is asked for now.
-      if (threadIdx.x < sums) residual = residual_of(out, (tile0 + threadIdx.x / (16 * live)) * 16 + threadIdx.x % 16, first_row + threadIdx.x / 16 % live);
-      wait_all();
+  const int meets_at = ONE_ROW ? settled(worker_of(threadIdx.x / 16 * blocks, WARPS, units)) : 0;  // of a thread's first sum
+  wait_for_x(out.beside);
+#pragma unroll(ONE_ROW ? 1 : 4)
+  for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
+    const int block = i / (live * (X_BYTES / 16)), piece = i % (live * (X_BYTES / 16));
+    copy16(shared + block * X_ROWS * X_BYTES + piece * 16, x + ((size_t)block * out.m + first_row) * X_BYTES + piece * 16);
+  }
+  commit();
+  float residual = 0.f;  // thread i finishes sum i first: its residual is asked for now
+  if (threadIdx.x < sums) residual = residual_of(out, (tile0 + threadIdx.x / (16 * live)) * 16 + threadIdx.x % 16, first_row + threadIdx.x / 16 % live);
+  wait_all();
+  __syncthreads();
+  float total[2][X_ROWS] = {};
+  const u8* record = ring;
+  float* mine = partial + warp * room * (16 * X_ROWS) + (lane >> 2);
+  int block = begin % blocks;
+  for (int i = begin; i < end; i++) {
+    wait();
+    __syncwarp();
+    fetch();
+    multiply(total, record, shared + block * X_ROWS * X_BYTES, lane);
+    record = record == ring + (STAGES - 1) * RECORD ? ring : record + RECORD;
+    if (++block == blocks || i == end - 1) {
+      block = 0;
+      leave(total, mine, lane);
+      mine += 16 * X_ROWS;
     }
-    __syncthreads();
-    float total[2][X_ROWS] = {};
-    const u8* record = ring;
-    float* mine = partial + warp * room * (16 * X_ROWS) + (lane >> 2);
-    int block = begin % blocks;
-    const int last = turn ? end : min(end, begin + 1);
-    for (int i = begin; i < last; i++) {
-      if (turn) wait();
-      __syncwarp();
-      if (turn) fetch();
-      multiply(total, record, shared + block * X_ROWS * X_BYTES, lane);
-      record = record == ring + (STAGES - 1) * RECORD ? ring : record + RECORD;
-      if (++block == blocks || i == last - 1) {
-        block = 0;
-        leave(total, mine, lane);
-        mine += 16 * X_ROWS;
-      }
-    }
-    __syncthreads();
+  }
+  __syncthreads();
 
-    BRIEFLY for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
-      const int row = i % 16, n = i / 16 % live, tile = i / (16 * live), until = (tile + 1) * blocks;
-      float v = 0.f;
-      for (int w = ONE_ROW && i == threadIdx.x ? meets_at : worker_of(tile * blocks, WARPS, units); w < WARPS; w++) {
-        const int start = first_unit(w, WARPS, units);
-        if (start >= until) break;
-        if (start < first_unit(w + 1, WARPS, units)) v += partial[(w * room + tile - start / blocks) * (16 * X_ROWS) + n * 16 + row];
-      }
-      if (!turn) break;
-      if (i == threadIdx.x) finish_with(out, v, residual, (tile0 + tile) * 16 + row, first_row + n);
-      else finish(out, v, (tile0 + tile) * 16 + row, first_row + n);
+  for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
+    const int row = i % 16, n = i / 16 % live, tile = i / (16 * live), until = (tile + 1) * blocks;
+    float v = 0.f;
+    for (int w = ONE_ROW && i == threadIdx.x ? meets_at : worker_of(tile * blocks, WARPS, units); w < WARPS; w++) {
+      const int start = first_unit(w, WARPS, units);
+      if (start >= until) break;
+      if (start < first_unit(w + 1, WARPS, units)) v += partial[(w * room + tile - start / blocks) * (16 * X_ROWS) + n * 16 + row];
     }
-  } while (turn++ == 0);
+    if (i == threadIdx.x) finish_with(out, v, residual, (tile0 + tile) * 16 + row, first_row + n);
+    else finish(out, v, (tile0 + tile) * 16 + row, first_row + n);
+  }
   end_beside(out.beside);
 }

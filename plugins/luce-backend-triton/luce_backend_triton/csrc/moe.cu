@@ -70,7 +70,8 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
   float* partial = (float*)(shared + blocks * X_ROWS * X_BYTES + WARPS * STAGES * RECORD);
   float* squares = partial + WARPS * room * (16 * X_ROWS);
   int *taken = (int*)(squares + X_ROWS * WARPS), *lut = taken + X_ROWS;
-  BRIEFLY for (int i = threadIdx.x; i < stack.known; i += 32 * WARPS) lut[i] = stack.lut[i];
+#pragma unroll 1
+  for (int i = threadIdx.x; i < stack.known; i += 32 * WARPS) lut[i] = stack.lut[i];
   __syncthreads();
   const int each = stack.used + (stack.beside[0] != nullptr), place = pair % each;
   const bool common = place == stack.used;
@@ -98,145 +99,135 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
     for (int i = 0; i < STAGES; i++) fetch();
   };
   if (common) begin_fetching();
-  int row_of_x = ONE_ROW ? pair / stack.per : 0, rows_of_x = ONE_ROW ? gridDim.z / stack.per : 0;
-  int meets_at = ONE_ROW ? worker_of(((lane >> 4) * num_tiles + warp) * blocks, WARPS, units) : 0;  // of a warp's first sums
-  settle(row_of_x), settle(rows_of_x), settle(meets_at);
+  const int row_of_x = ONE_ROW ? settled(pair / stack.per) : 0, rows_of_x = ONE_ROW ? settled(gridDim.z / stack.per) : 0;
+  const int meets_at = ONE_ROW ? settled(worker_of(((lane >> 4) * num_tiles + warp) * blocks, WARPS, units)) : 0;  // of a warp's first sums
   const bool sooner = ONE_ROW && stack.ready, chooses = !common && stack.logits.of;
-  int turn = X_ROWS > 1 || !WARM;
-  do {
-    hide(turn);
-    if (turn) {
-      wait_for_previous();
-      let_next_start();
-    }
+  wait_for_previous();
+  let_next_start();
 
-    if (sooner) {  // by all warps but the one that chooses
-      const int idle = WARPS > 1 && chooses ? 32 : 0;
-      BRIEFLY for (int i = (int)threadIdx.x - idle; i < blocks * (X_BYTES / 16); i += 32 * WARPS - idle) {
-        const u8* from = stack.ready + ((size_t)(i / (X_BYTES / 16)) * rows_of_x + row_of_x) * X_BYTES;
-        if (i >= 0) copy16(shared + i * 16, from + i % (X_BYTES / 16) * 16);
-        else break;
+  if (sooner) {  // than it is known whose weights it meets; by all warps but the one that chooses
+    const int idle = WARPS > 1 && chooses ? 32 : 0;
+    for (int i = (int)threadIdx.x - idle; i < blocks * (X_BYTES / 16); i += 32 * WARPS - idle) {
+      const u8* from = stack.ready + ((size_t)(i / (X_BYTES / 16)) * rows_of_x + row_of_x) * X_BYTES;
+      if (i >= 0) copy16(shared + i * 16, from + i % (X_BYTES / 16) * 16);
+      else break;
+    }
+    commit();
+  }
+  int id = 0;
+  if (chooses) {
+    int* chosen = lut + stack.known;
+    const int row = pair / each;
+    if (warp == 0)
+      choose(stack.logits, row, place + 1, lane, [&](int at, int best, float) {
+        if (lane == 0 && at == place) *chosen = best;
+      });
+    __syncthreads();
+    id = *chosen;
+  } else if (!common) {
+    id = (int)load1(stack.ids + pair / each * stack.used + place);
+  }
+  const int expert = common ? 0 : id < 0 ? -1 : lut[id];
+  if (expert < 0) {
+    if (sooner) wait_all();
+#pragma unroll 1
+    for (int i = tile0 * 16 + threadIdx.x; i < min((tile0 + num_tiles) * 16, stack.n); i += 32 * WARPS) stack.y[(size_t)pair * stack.n + i] = 0.f;
+    return;
+  }
+  const int live = together(taken, stack, lut, pair, each, expert, lane);
+  if (!live) {
+    wait_all();
+    return;
+  }
+  __syncwarp();
+  if (stack.ready && !sooner) {
+    const int rows = gridDim.z / stack.per;
+    for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
+      const int piece = i % (X_BYTES / 16), n = i / (X_BYTES / 16) % live, block = i / (X_BYTES / 16) / live;
+      const u8* from = stack.ready + ((size_t)block * rows + taken[n] / stack.per) * X_BYTES;
+      copy16(shared + (block * X_ROWS + n) * X_BYTES + piece * 16, from + piece * 16);
+    }
+    commit();
+  }
+  if (!common) {
+    skipped += (size_t)expert * tiles * blocks * RECORD;
+    begin_fetching();
+  }
+
+  if (stack.ready) {
+    if (common) wait_all();  // x was asked for last
+    else wait_but<STAGES>();
+  } else {
+    float inverse[X_ROWS];
+    if (stack.norm) {
+#pragma unroll
+      for (int n = 0; n < X_ROWS; n++) {
+        float sum = 0.f;
+        if (n < live)
+          for (int i = threadIdx.x * 4; i < stack.width; i += 32 * WARPS * 4) {
+            const float4 v = load4(stack.x + (size_t)(taken[n] / stack.per) * stack.ldx + i);
+            sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+          }
+#pragma unroll
+        for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
+        if (lane == 0) squares[n * WARPS + warp] = sum;
       }
-      commit();
-    }
-    int id = 0;
-    if (chooses) {
-      int* chosen = lut + stack.known;
-      const int row = pair / each;
-      if (warp == 0)
-        choose(stack.logits, row, place + 1, lane, [&](int at, int best, float) {
-          if (lane == 0 && at == place) *chosen = best;
-        });
       __syncthreads();
-      id = *chosen;
-    } else if (!common && turn) {
-      id = (int)load1(stack.ids + pair / each * stack.used + place);
+#pragma unroll
+      for (int n = 0; n < X_ROWS; n++) {
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) sum += squares[n * WARPS + i];
+        inverse[n] = 1.f / sqrtf(sum / (float)stack.width + stack.eps);
+      }
     }
-    const int expert = common || !turn ? 0 : id < 0 ? -1 : lut[id];
-    if (expert < 0) {
-      if (sooner) wait_all();
-      BRIEFLY for (int i = tile0 * 16 + threadIdx.x; i < min((tile0 + num_tiles) * 16, stack.n); i += 32 * WARPS) stack.y[(size_t)pair * stack.n + i] = 0.f;
-      return;
+    for (int i = warp; i < blocks; i += WARPS) {
+      const int at = first_column(i * 256, lane);
+      float w[8];
+      if (stack.norm) columns_of(w, stack.norm, at, stack.width);
+#pragma unroll
+      for (int n = 0; n < X_ROWS; n++) {
+        if (n == live) break;
+        float v[8];
+        columns_of(v, stack.x + (size_t)(taken[n] / stack.per) * stack.ldx, at, stack.width);
+        if (stack.norm)
+#pragma unroll
+          for (int j = 0; j < 8; j++) v[j] *= inverse[n] * w[j];
+        make_ready(shared + (i * X_ROWS + n) * X_BYTES, v, 1.f, lane);
+      }
     }
-    const int live = together(taken, stack, lut, pair, each, expert, lane);
-    if (!live) {
-      wait_all();
-      return;
-    }
+  }
+  __syncthreads();
+
+  float total[2][X_ROWS] = {};
+  float* mine = partial + warp * room * (16 * X_ROWS) + (lane >> 2);
+  int block = begin % blocks;
+  for (int i = begin; i < end; i++) {
+    wait_but<STAGES - 1>();
     __syncwarp();
-    if (stack.ready && !sooner) {
-      const int rows = gridDim.z / stack.per;
-      for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
-        const int piece = i % (X_BYTES / 16), n = i / (X_BYTES / 16) % live, block = i / (X_BYTES / 16) / live;
-        const u8* from = stack.ready + ((size_t)block * rows + taken[n] / stack.per) * X_BYTES;
-        copy16(shared + (block * X_ROWS + n) * X_BYTES + piece * 16, from + piece * 16);
-      }
-      commit();
+    multiply(total, slot, shared + block * X_ROWS * X_BYTES, lane);
+    __syncwarp();
+    fetch();
+    if (++block == blocks || i == end - 1) {
+      block = 0;
+      leave(total, mine, lane);
+      mine += 16 * X_ROWS;
     }
-    if (turn && !common) {
-      skipped += (size_t)expert * tiles * blocks * RECORD;
-      begin_fetching();
-    }
+  }
+  __syncthreads();
 
-    if (stack.ready) {
-      if (common) wait_all();  // x was asked for last
-      else wait_but<STAGES>();
-    } else {
-      float inverse[X_ROWS];
-      if (stack.norm) {
-#pragma unroll
-        for (int n = 0; n < X_ROWS; n++) {
-          float sum = 0.f;
-          if (n < live)
-            for (int i = threadIdx.x * 4; i < stack.width; i += 32 * WARPS * 4) {
-              const float4 v = load4(stack.x + (size_t)(taken[n] / stack.per) * stack.ldx + i);
-              sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-            }
-#pragma unroll
-          for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
-          if (lane == 0) squares[n * WARPS + warp] = sum;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int n = 0; n < X_ROWS; n++) {
-          float sum = 0.f;
-#pragma unroll
-          for (int i = 0; i < WARPS; i++) sum += squares[n * WARPS + i];
-          inverse[n] = 1.f / sqrtf(sum / (float)stack.width + stack.eps);
-        }
+  for (int i = warp; i < num_tiles * live; i += WARPS) {  // a lane has a row of one matrix
+    const int tile = i / live, n = i % live;
+    const int owner = (lane >> 4) * num_tiles + tile, at = (tile0 + tile) * 16 + (lane & 15);
+    float v = 0.f;
+    if (owner * blocks < units)
+      for (int w = ONE_ROW && i == warp ? meets_at : worker_of(owner * blocks, WARPS, units); w < WARPS; w++) {
+        const int start = first_unit(w, WARPS, units);
+        if (start >= (owner + 1) * blocks) break;
+        if (start < first_unit(w + 1, WARPS, units))
+          v += partial[(w * room + owner - start / blocks) * (16 * X_ROWS) + n * 16 + (lane & 15)];
       }
-      for (int i = warp; i < blocks; i += WARPS) {
-        const int at = first_column(i * 256, lane);
-        float w[8];
-        if (stack.norm) columns_of(w, stack.norm, at, stack.width);
-#pragma unroll
-        for (int n = 0; n < X_ROWS; n++) {
-          if (n == live) break;
-          float v[8];
-          columns_of(v, stack.x + (size_t)(taken[n] / stack.per) * stack.ldx, at, stack.width);
-          if (stack.norm)
-#pragma unroll
-            for (int j = 0; j < 8; j++) v[j] *= inverse[n] * w[j];
-          make_ready(shared + (i * X_ROWS + n) * X_BYTES, v, 1.f, lane);
-        }
-      }
-    }
-    __syncthreads();
-
-    float total[2][X_ROWS] = {};
-    float* mine = partial + warp * room * (16 * X_ROWS) + (lane >> 2);
-    int block = begin % blocks;
-    for (int i = begin; i < end; i++) {
-      wait_but<STAGES - 1>();
-      __syncwarp();
-      multiply(total, slot, shared + block * X_ROWS * X_BYTES, lane);
-      __syncwarp();
-      if (turn) fetch();
-      if (++block == blocks || i == end - 1) {
-        block = 0;
-        leave(total, mine, lane);
-        mine += 16 * X_ROWS;
-      }
-    }
-    __syncthreads();
-
-    BRIEFLY for (int i = warp; i < num_tiles * live; i += WARPS) {  // a lane has a row of one matrix
-      const int tile = i / live, n = i % live;
-      const int owner = (lane >> 4) * num_tiles + tile, at = (tile0 + tile) * 16 + (lane & 15);
-      float v = 0.f;
-      if (owner * blocks < units)
-        for (int w = ONE_ROW && i == warp ? meets_at : worker_of(owner * blocks, WARPS, units); w < WARPS; w++) {
-          const int start = first_unit(w, WARPS, units);
-          if (start >= (owner + 1) * blocks) break;
-          if (start < first_unit(w + 1, WARPS, units))
-            v += partial[(w * room + owner - start / blocks) * (16 * X_ROWS) + n * 16 + (lane & 15)];
-        }
-      const float up = __shfl_xor_sync(~0u, v, 16);
-      if (turn && lane < 16 && at < stack.n) stack.y[(size_t)taken[n] * stack.n + at] = two ? limited(stack, v, up) : v;
-    }
-    if (!turn) {
-      wait_all();
-      __syncthreads();
-    }
-  } while (turn++ == 0);
+    const float up = __shfl_xor_sync(~0u, v, 16);
+    if (lane < 16 && at < stack.n) stack.y[(size_t)taken[n] * stack.n + at] = two ? limited(stack, v, up) : v;
+  }
 }

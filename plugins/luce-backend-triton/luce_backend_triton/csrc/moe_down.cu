@@ -53,7 +53,8 @@ moe_down(Down d, int tiles, int blocks, int room) {
       weight[lane] = place < 0 ? 0.f : share / sum * d.logits.scale;
     }
   }
-  BRIEFLY for (int i = threadIdx.x; !d.logits.of && i < d.used; i += 32 * WARPS) {
+#pragma unroll 1
+  for (int i = threadIdx.x; !d.logits.of && i < d.used; i += 32 * WARPS) {
     const u32 given = load1(d.weights + (size_t)row * d.ldw + i);
     const int id = (int)load1(d.ids + row * d.used + i), place = id < 0 ? -1 : d.lut[id];
     expert[i] = max(place, 0);  // what is not there counts for nothing
@@ -106,52 +107,49 @@ moe_down(Down d, int tiles, int blocks, int room) {
     weight[d.used] = 1.f;
   }
   const int sums = num_tiles * 16, first_row = tile0 * 16;
-  BRIEFLY for (int i = threadIdx.x; i < sums; i += 32 * WARPS)
+#pragma unroll 1
+  for (int i = threadIdx.x; i < sums; i += 32 * WARPS)
     residual[i] = d.residual && first_row + i < d.n ? __uint_as_float(load1(d.residual + (size_t)row * d.ldr + first_row + i)) : 0.f;
   __syncthreads();
-  int turn = !WARM;
-  do {
-    hide(turn);
-    if (turn) {
-      wait_for_previous();
-      let_next_start();
+  wait_for_previous();
+  let_next_start();
+
+  for (int first = warp; first < parts; first += 2 * WARPS) {  // two parts at a time: columns of both are asked for at once
+    float v[2][8];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      const int part = first + k * WARPS, place = part / blocks, at = first_column((part - place * blocks) * 256, lane);
+      columns_of(v[k], d.given + ((size_t)row * each + place) * d.hidden, at, part < parts ? d.hidden : 0);
     }
-    for (int first = warp; first < parts; first += 2 * WARPS) {  // two parts at a time: columns of both are asked for at once
-      float v[2][8];
 #pragma unroll
-      for (int k = 0; k < 2; k++) {
-        const int part = first + k * WARPS, place = part / blocks, at = first_column((part - place * blocks) * 256, lane);
-        columns_of(v[k], d.given + ((size_t)row * each + place) * d.hidden, at, turn && part < parts ? d.hidden : 0);
-      }
+    for (int k = 0; k < 2; k++)
+      if (first + k * WARPS < parts) make_ready(x + k * X_BYTES, v[k], weight[(first + k * WARPS) / blocks], lane);
+    for (int part = first; part < min(parts, first + 2 * WARPS); part += WARPS) {
+      float* mine = partial + warp * room * 16 + (lane >> 2);
+      for (int i = 0; i < num_tiles; i++, mine += 16) {
+        wait_but<STAGES - 1>();
+        __syncwarp();
+        float total[2][X_ROWS] = {};
+        multiply(total, slot, part == first ? x : x + X_BYTES, lane);
+        __syncwarp();
+        fetch();
 #pragma unroll
-      for (int k = 0; k < 2; k++)
-        if (first + k * WARPS < parts) make_ready(x + k * X_BYTES, v[k], weight[(first + k * WARPS) / blocks], lane);
-      for (int part = first; part < min(parts, first + 2 * WARPS); part += WARPS) {
-        float* mine = partial + warp * room * 16 + (lane >> 2);
-        for (int i = 0; i < num_tiles; i++, mine += 16) {
-          if (turn) wait_but<STAGES - 1>();
-          __syncwarp();
-          float total[2][X_ROWS] = {};
-          multiply(total, slot, part == first ? x : x + X_BYTES, lane);
-          __syncwarp();
-          if (turn) fetch();
-#pragma unroll
-          for (int j = 0; j < 2; j++) {
-            float sum = total[j][0];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            if ((lane & 3) == 0) mine[8 * j] = part == warp ? sum : mine[8 * j] + sum;
-          }
+        for (int j = 0; j < 2; j++) {
+          float sum = total[j][0];
+          sum += __shfl_xor_sync(~0u, sum, 1);
+          sum += __shfl_xor_sync(~0u, sum, 2);
+          if ((lane & 3) == 0) mine[8 * j] = part == warp ? sum : mine[8 * j] + sum;
         }
       }
     }
-    __syncthreads();
-    BRIEFLY for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
-      float v = 0.f;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
+    float v = 0.f;
 #pragma unroll
-      for (int w = 0; w < WARPS; w++)
-        if (w < parts) v += partial[w * room * 16 + i];
-      if (turn && first_row + i < d.n) d.y[(size_t)row * d.n + first_row + i] = v + residual[i];
-    }
-  } while (turn++ == 0);
+    for (int w = 0; w < WARPS; w++)
+      if (w < parts) v += partial[w * room * 16 + i];
+    if (first_row + i < d.n) d.y[(size_t)row * d.n + first_row + i] = v + residual[i];
+  }
 }
