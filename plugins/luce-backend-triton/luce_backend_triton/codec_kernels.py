@@ -205,67 +205,49 @@ def load_vectors(
 # Bytes become the low ones of 1024 + code, and what is too much is taken off again.
 
 
+SIGNED = tl.constexpr(
+    """
+    .reg .b32 less;
+    xor.b32 code, code, 0x80808080;
+    mov.b32 less, 0x64806480;
+    prmt.b32 low, code, 0x64646464, 0x4140;
+    prmt.b32 high, code, 0x64646464, 0x4342;
+    sub.f16x2 low, low, less;
+    sub.f16x2 high, high, less;
+    """
+)
+"""Four signed bytes of `code` as halves, two in `low` and two in `high`."""
+E4M3 = tl.constexpr(
+    """
+    .reg .b16 one, other;
+    mov.b32 {one, other}, code;
+    cvt.rn.f16x2.e4m3x2 low, one;
+    cvt.rn.f16x2.e4m3x2 high, other;
+    """
+)
+"""The same of e4m3fn. Compute capability 8.9 and newer."""
+BEGIN, HALVES, TWOS = (
+    tl.constexpr("{ .reg .b32 code, low, high; mov.b32 code, "),
+    tl.constexpr("mov.b32 {$0, $1}, low; mov.b32 {$2, $3}, high; }"),
+    tl.constexpr("mov.b32 $0, low; mov.b32 $1, high; }"),
+)
+
+
 @triton.jit
-def signed_halves(codes, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Signed bytes, u8[ROWS, COLS] or four in each of i32[ROWS, COLS / 4], as f16[ROWS, COLS]."""
+def halves_of(codes, ROWS: tl.constexpr, COLS: tl.constexpr, MADE: tl.constexpr):
+    """Codes of a byte, u8[ROWS, COLS] or four in each of i32[ROWS, COLS / 4], as f16[ROWS, COLS]. MADE: by
+    which instructions.
+    """
     if codes.dtype == tl.int32:
         a, b, c, d = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 code, less, low, high;
-            xor.b32 code, $4, 0x80808080;
-            mov.b32 less, 0x64806480;
-            prmt.b32 low, code, 0x64646464, 0x4140;
-            prmt.b32 high, code, 0x64646464, 0x4342;
-            sub.f16x2 low, low, less;
-            sub.f16x2 high, high, less;
-            mov.b32 {$0, $1}, low;
-            mov.b32 {$2, $3}, high;
-            }""",
-            "=h,=h,=h,=h,r", [codes], dtype=(tl.float16,) * 4, is_pure=True, pack=1,
+            BEGIN + "$4;" + MADE + HALVES, "=h,=h,=h,=h,r", [codes], dtype=(tl.float16,) * 4, is_pure=True,
+            pack=1,
         )  # fmt: skip
         return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, COLS))
     else:
         return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 code, less;
-            xor.b32 code, $2, 0x80808080;
-            mov.b32 less, 0x64806480;
-            prmt.b32 $0, code, 0x64646464, 0x4140;
-            prmt.b32 $1, code, 0x64646464, 0x4342;
-            sub.f16x2 $0, $0, less;
-            sub.f16x2 $1, $1, less;
-            }""",
-            "=&r,=&r,r", [codes], dtype=tl.float16, is_pure=True, pack=4,
-        )  # fmt: skip
-
-
-@triton.jit
-def fp8_halves(codes, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The same of e4m3fn. Compute capability 8.9 and newer."""
-    if codes.dtype == tl.int32:
-        a, b, c, d = tl.inline_asm_elementwise(
-            """{
-            .reg .b16 one, other;
-            .reg .b32 low, high;
-            mov.b32 {one, other}, $4;
-            cvt.rn.f16x2.e4m3x2 low, one;
-            cvt.rn.f16x2.e4m3x2 high, other;
-            mov.b32 {$0, $1}, low;
-            mov.b32 {$2, $3}, high;
-            }""",
-            "=h,=h,=h,=h,r", [codes], dtype=(tl.float16,) * 4, is_pure=True, pack=1,
-        )  # fmt: skip
-        return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, COLS))
-    else:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b16 one, other;
-            mov.b32 {one, other}, $2;
-            cvt.rn.f16x2.e4m3x2 $0, one;
-            cvt.rn.f16x2.e4m3x2 $1, other;
-            }""",
-            "=&r,=&r,r", [codes], dtype=tl.float16, is_pure=True, pack=4,
-        )  # fmt: skip
+            BEGIN + "$2;" + MADE + TWOS, "=&r,=&r,r", [codes], dtype=tl.float16, is_pure=True, pack=4
+        )
 
 
 @triton.jit
@@ -303,7 +285,7 @@ def numbers_of(
     To be made right in front of the product that reads them: see `product` in `attention_kernels`.
     """
     if (CODEC == "fp8") and (PTX >= 89):
-        return fp8_halves(codes, ROWS, COLS)
+        return halves_of(codes, ROWS, COLS, E4M3)
     elif CODEC == "fp8":
         code = codes.to(tl.uint16)
         bits = ((code & 128) << 8) | ((code & 127) << 7)  # as f16 all of it, 2⁻⁸ times too small
@@ -312,7 +294,7 @@ def numbers_of(
     else:
         if CODEC == "q8_0":
             if PTX > 0:
-                code = signed_halves(codes, ROWS, COLS)
+                code = halves_of(codes, ROWS, COLS, SIGNED)
             else:
                 code = codes.to(tl.int8, bitcast=True).to(tl.float16)
         elif CODEC == "q4_0":

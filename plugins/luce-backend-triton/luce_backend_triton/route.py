@@ -59,9 +59,7 @@ class Routed(tuple[Tensor, Tensor]):
     _choose: Callable[[], tuple[Tensor, Tensor]]
     _chosen: tuple[Tensor, Tensor] | None
 
-    def __new__(
-        cls, rows: Rows, asked: Asked | None, choose: Callable[[], tuple[Tensor, Tensor]]
-    ) -> Routed:
+    def __new__(cls, rows: Rows, asked: Asked | None, choose: Callable[[], tuple[Tensor, Tensor]]) -> Routed:
         made = super().__new__(cls, ())  # type: ignore[arg-type]
         made.rows, made.asked, made._choose = rows, asked, choose
         made._chosen = choose() if asked is None else None
