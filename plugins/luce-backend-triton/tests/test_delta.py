@@ -82,20 +82,16 @@ WIDE = [-1, *(n // 2 if n % 3 else n for n in range(34))]
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(8, ()), (17, (16, 32)), (17, (16,)), (32, (16, 32))])
-def test_a_tree_of_many_rows(device, monkeypatch, delta, rows, sizes):
-    """In one launch of its size, or in three."""
-    if delta is invariant:
-        pytest.skip("its launch does not know sizes")
+def test_a_tree_of_many_rows(device, monkeypatch, rows, sizes):
+    """In one launch of its size, or in three; the invariant op knows no sizes."""
     monkeypatch.setattr(plain, "whole_sizes", lambda device, spec: sizes)
     w = States(device, held=40)
     compare(w, w.batch("held", (1, 19, rows, {"parents": WIDE[:rows]})))
 
 
 @pytest.mark.parametrize("sizes", [(16, 32), (16,)])
-def test_trees_of_every_size_in_one_batch(device, monkeypatch, delta, sizes):
+def test_trees_of_every_size_in_one_batch(device, monkeypatch, sizes):
     """Each goes in one launch of its size; the others leave it alone."""
-    if delta is invariant:
-        pytest.skip("its launch does not know sizes")
     monkeypatch.setattr(plain, "whole_sizes", lambda device, spec: sizes)
     w = States(device, held=40)
     rows = [(slot, 9, count, {"parents": WIDE[:count]}) for slot, count in enumerate((6, 35, 1, 20))]
