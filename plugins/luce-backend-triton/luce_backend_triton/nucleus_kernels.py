@@ -56,6 +56,33 @@ def mass_of(v, top):
 
 
 @triton.jit
+def value_of(key):
+    """f32 of which `key_of` makes that, within what is finite."""
+    v = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return tl.minimum(tl.maximum(v, -LARGEST), LARGEST)
+
+
+@triton.jit
+def divided(low, high):
+    """Lower bounds, i32 keys, of the ranges that (low, high] is cut into: evenly by value, since nearly all
+    keys of a range about zero lie so close to it that no value has them; below all other ranges by key.
+
+    One step has 16 bits, so that its multiples are exact: whoever multiplies and subtracts at once, or not,
+    has the same bounds.
+    """
+    j = tl.arange(0, RANGES) + 1
+    width = high.to(tl.int64) - low.to(tl.int64)
+    down = j.to(tl.int64) * ((width + RANGES - 1) // RANGES)
+    bounds = tl.maximum(high.to(tl.int64) - down, low.to(tl.int64)).to(tl.int32)
+    if low > NOTHING:
+        start = value_of(high)
+        step = (start - value_of(low)) * (1 / RANGES)
+        step = (step.to(tl.int32, bitcast=True) & -256).to(tl.float32, bitcast=True)
+        bounds = tl.maximum(key_of(start - j.to(tl.float32) * step), low)
+    return tl.where(j < RANGES, bounds, low)
+
+
+@triton.jit
 def range_in(sums, bounds, high, beyond, wanted):
     """Of one pass, from the masses above its bounds: (low, high] keys with the cut, and the mass above. high,
     beyond: of all its ranges.
@@ -94,9 +121,7 @@ def passed(row, rows, tops, parts, above, share, limit, DONE: tl.constexpr, P: t
         whole = tl.sum(tl.where(j == RANGES - 1, one, 0), 0)
         wanted = tl.where(limit > 0, limit.to(tl.int64) * UNIT, mass_wanted(share, whole))
         low, high, beyond = range_in(one, bounds, high, beyond, wanted)
-        width = high.to(tl.int64) - low.to(tl.int64)
-        down = (j + 1).to(tl.int64) * ((width + RANGES - 1) // RANGES)
-        bounds = tl.maximum(high.to(tl.int64) - down, low.to(tl.int64)).to(tl.int32)
+        bounds = divided(low, high)
     if DONE > 1:
         low, high, beyond = range_in(two, bounds, high, beyond, wanted)
     return top, highest, bounds, low, high, beyond, wanted

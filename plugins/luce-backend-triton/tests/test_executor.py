@@ -24,6 +24,7 @@ GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.9, top_k=20, seed=3)
 LOGPROBS = SamplingParams(temperature=0.0, logprobs=3)
 PENALTY = SamplingParams(temperature=0.0, repetition=1.5)
+NUCLEUS = SamplingParams(temperature=0.7, top_p=0.95, seed=1)
 
 
 class Replay:
@@ -104,7 +105,7 @@ def test_constrained_tokens_are_those_of_plain_calls(write, params, drafted):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the toy is on the CPU: Triton's interpreter")
-@pytest.mark.parametrize("params", [SAMPLED, PENALTY], ids=["sampled", "penalty"])
+@pytest.mark.parametrize("params", [SAMPLED, PENALTY, NUCLEUS], ids=["sampled", "penalty", "top-p"])
 @pytest.mark.parametrize("asked", [{}, {"constraint": TURNS}], ids=["free", "constrained"])
 def test_the_kernels_that_end_steps_give_the_tokens_of_the_reference(write, params, asked, monkeypatch):
     """Whole answers, several steps at once where they can be."""
@@ -118,6 +119,27 @@ def test_the_kernels_that_end_steps_give_the_tokens_of_the_reference(write, para
     assert all(bucket[2] is not None for bucket in buckets), "picked within"
     assert bool(handles) != bool(asked)
     assert {bucket[-1] for bucket in buckets} == ({1} if asked else {1, 3})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the toy is on the CPU: Triton's interpreter")
+@pytest.mark.parametrize("params", [GREEDY, NUCLEUS, SAMPLED], ids=["greedy", "top-p", "top-k"])
+@pytest.mark.parametrize("steps", [2, 4])
+def test_several_steps_at_once_are_captured_and_replayed_however_they_are_sampled(
+    write, params, steps, monkeypatch
+):
+    """40 tokens: the first by itself, then so many at a time; the first of a bucket are calls, all others
+    replays.
+    """
+    captures = Captures()
+    runs = GraphExecutor("cpu", captures, steps=steps)
+    handles, one = watched(runs, monkeypatch), rig(write, runs)
+    one.engine.programs.ops = build_ops({name: getattr(picks, name) for name in picks.__all__})
+    one.generate([3, 4], max_tokens=40, params=params)
+    at_once, alone = divmod(39, steps)
+    assert None not in handles
+    assert len(handles) == at_once + alone
+    buckets = {bucket[-1]: made for bucket, made in runs._programs["verify"].buckets.items()}
+    assert {steps: made.captured.runs for steps, made in buckets.items()} == {1: alone, steps: at_once - 1}
 
 
 def watched(runs, monkeypatch):

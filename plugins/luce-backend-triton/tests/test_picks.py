@@ -171,7 +171,7 @@ def test_a_cut_leaves_the_mass_that_was_asked_for(device, scale, shift):
     """
     shares, vocab = torch.tensor([0.01, 0.3, 0.6, 0.8, 0.9, 0.99, 0.9999, 0.5], device=device), 3000
     rows = logits(device, 8, vocab) * scale + shift
-    kept = kept_of(rows, shares, torch.zeros(8, dtype=torch.int32, device=device))
+    kept = kept_of(rows, search_of(shares, torch.zeros(8, dtype=torch.int32, device=device)))
     order = rows.double().sort(descending=True, stable=True)
     masses = order.values.softmax(-1)
     for row, (share, count) in enumerate(zip(shares.tolist(), kept.sum(-1).tolist(), strict=True)):
@@ -184,16 +184,31 @@ def test_a_cut_leaves_the_mass_that_was_asked_for(device, scale, shift):
 def test_a_long_row_of_masses_that_f32_cannot_add_up(device):
     rows = torch.linspace(0.0, -9.0, 1 << 17, device=device)[None].contiguous()
     share = torch.tensor([0.999], device=device)
-    count = int(kept_of(rows, share, torch.zeros(1, dtype=torch.int32, device=device)).sum())
+    count = int(kept_of(rows, search_of(share, torch.zeros(1, dtype=torch.int32, device=device))).sum())
     masses = rows.double().softmax(-1)
     assert abs(count - int((masses.cumsum(1) - masses < share).sum())) <= 2
 
 
-def kept_of(rows, shares, limits):
+@pytest.mark.parametrize("spread", [0.5, 1.0, 1.4])
+def test_few_lie_in_the_range_that_is_searched_wherever_the_cut_is(device, spread):
+    """Also about zero: rows a little apart, so that ranges end at any place there."""
+    shifts = torch.linspace(-1.2, 0.3, 16, device=device)[:, None]
+    rows = logits(device, 1, 3000) * spread
+    rows = (rows - rows.double().softmax(-1).mul(rows).sum().float() + shifts).contiguous()
+    search = search_of(torch.full((16,), 0.8, device=device), torch.zeros(16, dtype=torch.int32).to(device))
+    kept = kept_of(rows, search)
+    assert (kept.sum(-1) == kept[0].sum()).all()
+    assert int(search.found.min()) > 0
+    assert int(search.found.max()) < 60, "half a nat holds 500, of which the second pass leaves a part"
+
+
+def search_of(shares, limits):
+    above = torch.zeros(2, len(shares), 32, dtype=torch.int64, device=shares.device)
+    return nucleus.Search(shares, limits, above, torch.zeros_like(limits))
+
+
+def kept_of(rows, search):
     """What `find_cuts` leaves of each row, as bool."""
-    count = rows.shape[0]
-    above = torch.zeros(2, count, 32, dtype=torch.int64, device=rows.device)
-    search = nucleus.Search(shares, limits, above, torch.zeros_like(limits))
     cut, last = nucleus.find_cuts(rows, rows.amax(1, keepdim=True), search, picks._told(rows))
     bits = (rows + 0.0).view(torch.int32)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
