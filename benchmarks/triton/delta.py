@@ -1,10 +1,11 @@
 """Op `delta` and its commits on one CUDA device: decode, tree verify and prefill, after a check.
 
-    python benchmarks/triton/delta.py [--model 27B]
+    python benchmarks/triton/delta.py [--model 27B] [--trees]
 
 Every case is compared with the reference op. Decode and verify are timed as a replayed graph over all
 layers of the model, each with its own state; a graph captures only what never waits for the host. Bytes:
-the state read once when held, read and written once when committed.
+the state read once when held, read and written once when committed. --trees: trees of one sequence alone,
+by CUDA C++ and by Triton.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Layers:
 
     def run(self, b: ForwardBatch) -> None:
         for conv, memory in zip(self.convs, self.memories, strict=True):
-            delta.delta(OPS, b, *self.given, conv, memory, self.spec)
+            delta.CUDA.delta(OPS, b, *self.given, conv, memory, self.spec)
 
     def commit(self, b: ForwardBatch, commit: Commit) -> None:
         state.commit_slots(OPS, b, commit, [*self.convs, *self.memories])
@@ -76,7 +77,7 @@ class Layers:
             for slot in (conv, memory)
         ]
         want = OPS.delta(b, *self.given, *copies, self.spec)
-        got = delta.delta(OPS, b, *self.given, conv, memory, self.spec)
+        got = delta.CUDA.delta(OPS, b, *self.given, conv, memory, self.spec)
         assert bool(torch.isfinite(got).all())
         pairs = [(got, want), (memory.state.flatten(2), copies[1].state.flatten(2))]
         pairs += [(conv.state.flatten(1), copies[0].state.flatten(1))]
@@ -90,6 +91,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=sorted(MODELS), default="27B")
+    parser.add_argument("--trees", action="store_true")
     record.add_option(parser)
     given = parser.parse_args()
     with record.Record(given.out, str(DEVICE), {"model": given.model, "quant": "f32 states"}) as kept:
@@ -100,7 +102,10 @@ def measure(kept: record.Record, given: argparse.Namespace, model: Model) -> Non
     ceiling = read_ceiling(DEVICE)
     kept.say(f"{torch.cuda.get_device_name(DEVICE)}, reads {ceiling / 1e9:.0f} GB/s; {given.model}")
     state_bytes = model.value_heads * model.dim * model.dim * 4
-    for seqs, rows in ((1, 1), (4, 1), (16, 1), (1, 4), (1, 16), (1, 48), (8, 8)):
+    if given.trees:
+        trees(kept, model)
+        return
+    for seqs, rows in ((1, 1), (4, 1), (16, 1), (1, 4), (1, 16), (1, 24), (1, 48), (8, 8)):
         layers = Layers(model, seqs, seqs * rows, model.layers)
         tree = [-1, *(max(0, j // 2 - 1) for j in range(1, rows))]
         b = make_batch(
@@ -132,6 +137,26 @@ def measure(kept: record.Record, given: argparse.Namespace, model: Model) -> Non
             f"{table(kernels)}",
             f"prefill {seqs}x{rows}", context=9, batch=seqs, rows=rows, seconds=took, errors=errors,
         )  # fmt: skip
+
+
+def trees(kept: record.Record, model: Model) -> None:
+    """Rows of one sequence, branches and a chain, in both ways."""
+    for rows in (2, 8, 16, 24, 32):
+        layers = Layers(model, 1, rows, model.layers)
+        shapes = {"tree": [-1, *(max(0, j // 2 - 1) for j in range(1, rows))], "chain": None}
+        for shape, parents in shapes.items():
+            b = make_batch("held", [RowSet(0, 9, [1] * rows, {}, parents=parents)], device="cuda:0")
+            for name, cuda in (("CUDA C++", True), ("Triton", False)):
+                delta.TREES = cuda
+                errors = layers.error(b)
+                assert max(errors) < 2e-3, errors
+                took = graph_s(lambda layers=layers, b=b: layers.run(b)) / model.layers
+                kept.say(
+                    f"{shape} of {rows} rows, {name}: {took * 1e6:.2f} us a layer, "
+                    f"errors {errors[0]:.1e} {errors[1]:.1e}",
+                    f"{shape} {rows} {name}", context=9, batch=1, rows=rows, seconds_per_layer=took,
+                    errors=errors,
+                )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from luce_backend_triton import delta_chunks as chunks
 from luce_backend_triton import delta_kernels as kernels
+from luce_backend_triton import delta_trees
 from luce_backend_triton.attention import overlaps, room_of
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import DeltaSpec, ForwardBatch, SlotState
@@ -47,6 +48,8 @@ STATE_COLS = 32
 """Columns of a state one program carries through a prompt."""
 STAGES = 2
 """Chunks in flight there."""
+TREES = True
+"""Whether trees go through CUDA C++, where a layer has it: to measure both ways."""
 WARPS = {"one": 4, "whole": 8, "tree": 4, "solve": 4, "carry": 4, "emit": 4}
 
 
@@ -81,27 +84,42 @@ def _takes_padded(
     return _takes(None, conv, state, spec)
 
 
-@takes_padding(_takes_padded)
-def delta(
-    ops: Any,
-    b: ForwardBatch,
-    qkv: Tensor,
-    z: Tensor,
-    beta: Tensor,
-    decay: Tensor,
-    conv: SlotState,
-    state: SlotState,
-    spec: DeltaSpec,
-) -> Tensor:
-    """conv + SiLU, split, L2 norm, recurrence, gated norm -> f32[T, Vh·Dv]; see `Ops.delta`."""
-    if not _takes(b, conv, state, spec):
-        return reference.delta(ops, b, qkv, z, beta, decay, conv, state, spec)
-    given = [x if x.stride(-1) == 1 else x.contiguous() for x in (qkv, z, beta, decay)]
-    made = torch.zeros if b.padded else torch.empty
-    out = made(qkv.shape[0], spec.value_heads * spec.value_dim, device=qkv.device)
-    if qkv.shape[0]:
-        (_held if b.phase == "held" else _prompt)(b, given, out, conv, state, spec)
-    return out
+class Delta:
+    """The op of one layer. cuda: trees go through CUDA C++."""
+
+    def __init__(self, cuda: bool) -> None:
+        self.cuda = cuda
+
+    @takes_padding(_takes_padded)
+    def delta(
+        self,
+        ops: Any,
+        b: ForwardBatch,
+        qkv: Tensor,
+        z: Tensor,
+        beta: Tensor,
+        decay: Tensor,
+        conv: SlotState,
+        state: SlotState,
+        spec: DeltaSpec,
+    ) -> Tensor:
+        """conv + SiLU, split, L2 norm, recurrence, gated norm -> f32[T, Vh·Dv]; see `Ops.delta`."""
+        if not _takes(b, conv, state, spec):
+            return reference.delta(ops, b, qkv, z, beta, decay, conv, state, spec)
+        given = [x if x.stride(-1) == 1 else x.contiguous() for x in (qkv, z, beta, decay)]
+        made = torch.zeros if b.padded else torch.empty
+        out = made(qkv.shape[0], spec.value_heads * spec.value_dim, device=qkv.device)
+        if not qkv.shape[0]:
+            return out
+        if b.phase == "held":
+            _held(b, given, out, conv, state, spec, self.cuda and TREES)
+        else:
+            _prompt(b, given, out, conv, state, spec)
+        return out
+
+
+CUDA = Delta(cuda=True)
+PORTABLE = Delta(cuda=False)
 
 
 def chunk_rows(device: torch.device) -> int:
@@ -121,8 +139,9 @@ def _precise(device: torch.device) -> tuple[str, str]:
 
 
 def _held(
-    b: ForwardBatch, given: list[Tensor], out: Tensor, conv: SlotState, state: SlotState, spec: DeltaSpec
-) -> None:
+    b: ForwardBatch, given: list[Tensor], out: Tensor, conv: SlotState, state: SlotState, spec: DeltaSpec,
+    cuda: bool,
+) -> None:  # fmt: skip
     """Sequences of one row in one launch, those of more in others; each leaves the others alone."""
     qkv, z, beta, decay = given
     rows, seqs = qkv.shape[0], b.slot.shape[0]
@@ -152,7 +171,11 @@ def _held(
             KDA=kda, num_warps=8, OVERLAP=overlap, launch_pdl=overlap,
         )  # fmt: skip
     elif rows > 1:
-        _held_trees(b, given, out, conv, state, spec)
+        done, largest = 1, min(rows, most)
+        if cuda:
+            done = delta_trees.launch(b, given, out, conv, state, spec, done, largest)
+        if done < largest:
+            _held_trees(b, given, out, conv, state, spec, done)
 
 
 def whole_sizes(device: torch.device, spec: DeltaSpec) -> tuple[int, ...]:
@@ -166,9 +189,12 @@ def whole_sizes(device: torch.device, spec: DeltaSpec) -> tuple[int, ...]:
 
 
 def _held_trees(
-    b: ForwardBatch, given: list[Tensor], out: Tensor, conv: SlotState, state: SlotState, spec: DeltaSpec
-) -> None:
-    """One launch for a sequence of few rows, three for more; of several sequences, each takes its own."""
+    b: ForwardBatch, given: list[Tensor], out: Tensor, conv: SlotState, state: SlotState, spec: DeltaSpec,
+    done: int,
+) -> None:  # fmt: skip
+    """Of more than `done` rows. One launch for a sequence of few rows, three for more; of several sequences,
+    each takes its own.
+    """
     qkv, z, beta, decay = given
     rows, seqs, device = qkv.shape[0], b.slot.shape[0], qkv.device
     (log_x,) = conv.log.values()
@@ -188,9 +214,9 @@ def _held_trees(
             num_warps=WARPS["whole" if whole else "tree"], **begins,
         )  # fmt: skip
 
-    done, largest = 1, padded(min(rows, most))
+    largest = padded(min(rows, most))
     for size in whole_sizes(device, spec):
-        if done < largest and (seqs > 1 or largest <= size):
+        if done < min(size, largest) and (seqs > 1 or largest <= size):
             tree(qkv, qkv, qkv, wide[1], size, done, True)
             done = size
     if done >= largest:
@@ -252,4 +278,4 @@ def _prompt(
     )  # fmt: skip
 
 
-__all__ = ["delta"]
+__all__ = ["CUDA", "PORTABLE", "Delta"]

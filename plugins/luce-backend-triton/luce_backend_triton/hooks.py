@@ -134,7 +134,8 @@ def _impls(ops: str, invariant: bool) -> tuple[OpImpl, ...]:
     places = {op: f"{package}.ops:{ops}.{op}" for op in OPS}
     if invariant:
         places |= {op: f"{package}.ops:{ops}.{op}" for op in ("rms", "head_rms")}
-    places |= {op: f"{package}.{op}:{op}" for op in ("attention", "delta")}
+    places["attention"] = f"{package}.attention:attention"
+    places["delta"] = f"{package}.delta:delta" if invariant else f"{package}.delta:{ops}.delta"
     route, experts = ("mixtures", "mixtures") if invariant else ("route", "moe")
     places |= {"route": f"{package}.{route}:route", "experts": f"{package}.{experts}:{ops}.experts"}
     places |= {op: f"luce_backend_triton.{where}:{op}" for op, where in SHARED_OPS.items()}

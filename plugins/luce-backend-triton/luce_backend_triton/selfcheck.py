@@ -80,7 +80,7 @@ class Checks:
     def sequences(self, device: str) -> Iterator[KernelCheck]:
         """Everything that multiplies no packed weights."""
         torch.manual_seed(0)
-        yield from sequences(device, attention.attention, delta.delta)
+        yield from sequences(device, attention.attention, delta.Delta(self.layer.cuda).delta)
         yield from routes(device, route.route)
         yield from picking(device)
 
@@ -244,7 +244,7 @@ def _attention(namespace: Any, device: str, k_type: str = "", v_type: str = "") 
 
 def _delta(namespace: Any, device: str) -> Run:
     rng = torch.Generator().manual_seed(2)
-    key_heads, heads, dim = 2, 4, 64
+    key_heads, heads, dim = 1, 2, 128
     channels = (2 * key_heads + heads) * dim
 
     def rand(*shape: int) -> Tensor:

@@ -22,6 +22,7 @@
 #define __launch_bounds__(...)
 
 struct Dim { unsigned x, y, z; };
+struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 static Dim threadIdx, blockIdx, gridDim;
 static uint8_t* block_shared;
@@ -128,6 +129,12 @@ static float half_as_float(uint16_t bits) {
   _Float16 value;
   memcpy(&value, &bits, 2);
   return (float)value;
+}
+static uint32_t pair_of_halves(float low, float high) {
+  const _Float16 both[2] = {(_Float16)low, (_Float16)high};
+  uint32_t bits;
+  memcpy(&bits, both, 4);
+  return bits;
 }
 // Of a pair of halves each.
 template <class F> static uint32_t on_halves(uint32_t a, uint32_t b, uint32_t c, F of) {

@@ -35,6 +35,11 @@ REPLACED = {
     r"(void floats\(u32 a, float& low, float& high\)) \{\n.*?\n\}": r"\1 { low = half_as_float(a); "
     r"high = half_as_float(a >> 16); }",
     r"(float4 load4\(const float\* from\)) \{.*?\n\}": r"\1 { return *(const float4*)from; }",
+    r"(float2 load2\(const float\* from\)) \{.*?\n\}": r"\1 { return *(const float2*)from; }",
+    r"(u32 pack\(float low, float high\)) \{.*?\}\n": r"\1 { return pair_of_halves(low, high); }\n",
+    r"(float exp2_of\(float x\)) \{.*?\}\n": r"\1 { return exp2f(x); }\n",
+    r"(float inverse_of\(float x\)) \{.*?\}\n": r"\1 { return 1.f / x; }\n",
+    r"(float inverse_root\(float x\)) \{.*?\}\n": r"\1 { return 1.f / sqrtf(x); }\n",
     r"(u32 load1\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32*)from; }",
     r"(u32x4 stream16\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32x4*)from; }",
     r"(int dot\(u32 codes, u32 x, int c\)) \{.*?\n\}": r"\1 { for (int i = 0; i < 32; i += 8) "

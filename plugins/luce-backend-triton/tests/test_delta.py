@@ -23,13 +23,13 @@ from worlds import CHANNELS, DK, DV, KH, VH, States
 
 OPS = build_ops()
 TREE = [-1, 0, 0, 1, 3, -2]
-MODULE = plain
+MODULE = plain.CUDA
 CHUNK = plain.SMALL_CHUNK if plain.INTERPRETED else plain.CHUNK
 
 
-@pytest.fixture(params=[plain, invariant], ids=["plain", "invariant"], autouse=True)
-def delta(request, monkeypatch):
-    """The module of the op: every test runs for both."""
+@pytest.fixture(params=[plain.CUDA, invariant], ids=["plain", "invariant"], autouse=True)
+def op(request, monkeypatch):
+    """Whose method or function `delta` is: every test runs for both."""
     monkeypatch.setitem(globals(), "MODULE", request.param)
     return request.param
 

@@ -36,7 +36,7 @@ def test_products_are_right(device):
     assert not wrong(checks)
 
 
-@pytest.mark.parametrize("modules", [(attention, delta), (invariant_attention, invariant_delta)])
+@pytest.mark.parametrize("modules", [(attention, delta.CUDA), (invariant_attention, invariant_delta)])
 def test_sequences_are_right(device, modules):
     checks = list(selfcheck.sequences(str(device), modules[0].attention, modules[1].delta))
     assert len(checks) == 4 * (2 + len(selfcheck.CODECS))
@@ -55,7 +55,7 @@ def test_a_wrong_op_is_seen(device):
     def off(*args, **kwargs):
         return attention.attention(*args, **kwargs) + 0.1
 
-    checks = selfcheck.sequences(str(device), off, delta.delta)
+    checks = selfcheck.sequences(str(device), off, delta.CUDA.delta)
     found = wrong(checks)
     assert found[:3] == ["attention, prefill", "attention, one row", "attention, held"]
     assert len(found) == 3 * (1 + len(selfcheck.CODECS))
@@ -66,7 +66,7 @@ def test_invariant_layers_keep_bits_and_others_are_seen(device, monkeypatch):
     assert not wrong(same.same_products(invariant.CUDA, str(device), WHOLE[:1], rows))
     assert not wrong(same.same_sequences(str(device), length))
     assert wrong(same.same_products(ops.CUDA, str(device), WHOLE[:1], rows))
-    monkeypatch.setattr(same.delta, "delta", delta.delta)
+    monkeypatch.setattr(same.delta, "delta", delta.CUDA.delta)
     assert wrong(same.same_sequences(str(device), length)) == [
         f"Gated DeltaNet, {what}: the same bits"
         for what in ("a prompt in chunks, beside another", "a tree, its path, one row")

@@ -24,22 +24,6 @@
 #define EVEN_BIASED (SCALES == 2)
 #define ODD_BIASED (SCALES == 2 || SCALES == 3)
 
-// d = c + a · b
-__device__ __forceinline__ void mma8(float (&d)[4], const float (&c)[4], u32 a0, u32 a1, u32 b) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
-      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "r"(a0), "r"(a1), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-}
-__device__ __forceinline__ void mma(float (&d)[4], const float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-#else
-  mma8(d, c, a0, a1, b0);
-  mma8(d, d, a2, a3, b1);
-#endif
-}
-
 // --- scales of one row of a record
 
 #if SCALES == 4 || SCALES == 5 || SCALES == 2
