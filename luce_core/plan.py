@@ -33,6 +33,7 @@ from luce_core.plan_fields import MODELS, PART_KINDS, REPORT, Fields
 from luce_core.plan_layers import OFF, check_layers
 from luce_core.plan_media import add_projector
 from luce_core.plan_memory import (
+    ACTIVATION_VECTORS,
     MEMORY_SHARE,
     MEMORY_SIZES,
     Demand,
@@ -325,9 +326,18 @@ class Draft:
         block_tokens = strides_block(values["cache.block_tokens"], groups)
         if block_tokens != values["cache.block_tokens"]:
             fields.decide("cache.block_tokens", block_tokens, "raised to a multiple of the model's strides")
-        nodes = values["engine.draft_nodes"] if values["parts.drafter"] else 0
+        nodes = self._nodes()
         reason = f"the anchor and {nodes} candidates" if nodes >= MIN_HELD_ROWS else "the least of use"
         fields.decide("engine.max_held_rows", max(MIN_HELD_ROWS, 1 + nodes), reason)
+
+    def _nodes(self) -> int:
+        """Most candidates of a sequence."""
+        values = self.fields.values
+        return int(values["engine.draft_nodes"]) if values["parts.drafter"] else 0
+
+    def _activation_vectors(self) -> int:
+        layers = self._layers(self.fields.values["execution.op_layers"])
+        return max((layer.activation_vectors for layer in layers), default=0) or ACTIVATION_VECTORS
 
     def _weight_bytes(self, spec: ModelSpec, op_layers: Sequence[str] | None) -> tuple[int, str]:
         """op_layers: None = the target's."""
@@ -360,6 +370,8 @@ class Draft:
             row_budget=values["engine.row_budget"],
             max_sequences=values["engine.max_sequences"],
             max_held_rows=values["engine.max_held_rows"],
+            sampled_rows=1 + self._nodes(),
+            activation_vectors=self._activation_vectors(),
             context=self._wanted_context(),
             cache_bytes=values["cache.bytes"],
             checkpoint_bytes=values["cache.checkpoint_bytes"],

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, lcm
 
 from attrs import Factory, evolve, frozen
 
+from luce_core.cache.host_room import pinned_bytes
 from luce_core.cache.layout import (
     block_bytes,
+    field_bytes,
     log_bytes,
     needs_checkpoints,
     slot_bytes,
@@ -29,6 +31,7 @@ from luce_core.contracts import (
     StoredSize,
 )
 from luce_core.gguf.rows import ROW_CACHE_BYTES
+from luce_core.registry import resolve
 
 MEMORY_SHARE = 0.85
 """Of a device's memory, what a plan uses unless told otherwise; the rest is for other programs."""
@@ -37,6 +40,7 @@ MIN_CONTEXT_TOKENS = 256
 """Less than this is not offered as an automatic context: no chat fits into it."""
 
 CHECKPOINTS = "checkpoints"
+ON_THEIR_WAY = "checkpoints on their way"
 SWAPPED = "state that gave way"
 """Owners of claims on host memory."""
 
@@ -50,9 +54,8 @@ ACTIVATION_VECTORS = 64
 """f32 vectors of width `hidden` a step needs per row: residual, projections, gate and up, attention scores.
 
 Measured with the reference ops, which keep most: 58 (SmolLM2 135M, Q4_1, 512 rows at depth 1200, 2-core Xeon,
-resident memory sampled every 2 ms). Op layers of hardware plugins need less.
+resident memory sampled every 2 ms). An op layer may say otherwise.
 """
-
 
 SAMPLED_COPIES = 3
 """Of the logits of held rows: as they come, processed, and the ids that may be picked."""
@@ -68,6 +71,8 @@ class Demand:
     row_budget: int
     max_sequences: int
     max_held_rows: int
+    sampled_rows: int
+    """Of a sequence, those whose logits a step holds: one, and its candidates."""
     context: int
     """0 = as much as fits, at most what the target was trained for."""
     cache_bytes: int
@@ -82,6 +87,7 @@ class Demand:
     """Host memory for sequences that gave way."""
     encoders: Mapping[str, int] = Factory(dict)
     """Bytes encoding one image takes, by the encoder's model."""
+    activation_vectors: int = ACTIVATION_VECTORS
     scratch: Mapping[str, int] = Factory(dict)
     """Bytes that op layers and parts hold on the device whatever the model, by owner."""
 
@@ -124,11 +130,21 @@ def weight_bytes(spec: ModelSpec, layers: Sequence[OpLayer]) -> tuple[int, str]:
     without = "; without the MTP block, which no drafter runs" if left.num_bytes else ""
     if packing:
         last = packing[-1]
-        more = f" and {last.weight_share - 1:.0%} more" if last.weight_share != 1.0 else ""
+        share = _share(spec, last)
+        more = f" and {share - 1:.1%} more" if share != 1.0 else ""
         why = f"as in the file{more}; op layer {last.name} keeps the quantized bytes{without}"
-        return ceil(last.weight_share * (spec.weight_bytes - left.num_bytes)), why
+        return ceil(share * (spec.weight_bytes - left.num_bytes)), why
     why = f"float32; the reference ops dequantize every weight{without}"
     return 4 * (spec.parameters - left.parameters), why
+
+
+def _share(spec: ModelSpec, layer: OpLayer) -> float:
+    """Bytes the layer keeps per byte of the file, over all weights."""
+    total = sum(spec.rows_bytes.values())
+    if not layer.kept or not total:
+        return 1.0
+    kept: Callable[[str, int], float] = resolve(layer.kept, f"Op layer {layer.name!r}: bytes it keeps")
+    return sum(kept(*rows) * size for rows, size in spec.rows_bytes.items()) / total
 
 
 def _left_out(spec: ModelSpec) -> StoredSize:
@@ -190,9 +206,10 @@ def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
     """What does not depend on the context."""
     rows = demand.row_budget
     # Models run one after another, so the widest is what counts.
-    activations = 4 * ACTIVATION_VECTORS * max(spec.hidden for spec in demand.models.values()) * rows
+    widest = max(spec.hidden for spec in demand.models.values())
+    activations = 4 * demand.activation_vectors * widest * rows
     vocab = max(spec.vocab for spec in demand.models.values())
-    held = 4 * vocab * min(rows, demand.max_sequences * demand.max_held_rows)
+    held = 4 * vocab * min(rows, demand.max_sequences * demand.sampled_rows)
     scored = min(max(SCORE_LOGITS_BYTES, 4 * vocab), 4 * vocab * rows)
     logits = max(SAMPLED_COPIES * held, 2 * scored)
     marks = 4 * vocab * demand.max_sequences
@@ -208,6 +225,9 @@ def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
         for name, size in demand.encoders.items()
     ]
     claims += [Claim(name, device.id, "workspace", size, size) for name, size in demand.scratch.items()]
+    if device.driver_bytes:
+        taken = device.driver_bytes
+        claims.append(Claim(f"driver of {device.id}", device.id, "workspace", taken, taken))
     host = device.id if device.id == "cpu" else "host"  # on the CPU the host's memory is the device's
     for name, spec in demand.models.items():
         if spec.stored:
@@ -215,9 +235,20 @@ def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
             claims.append(Claim(f"rows of {name} read from its file", host, "cache", kept, kept))
     if any(needs_checkpoints(layout) for layout in demand.layouts.values()):
         claims.append(Claim(CHECKPOINTS, "host", "cache", demand.checkpoint_bytes, 0))
+    pinned = 0 if device.id == "cpu" else _pinned_bytes(demand)
+    if pinned:
+        claims.append(Claim(ON_THEIR_WAY, "host", "workspace", pinned, pinned))
     if demand.swap_bytes:
         claims.append(Claim(SWAPPED, host, "cache", demand.swap_bytes, 0))
     return claims
+
+
+def _pinned_bytes(demand: Demand) -> int:
+    """What copies of slots lie in until they are in ordinary memory."""
+    sizes = _blank(demand)
+    return pinned_bytes(
+        [field_bytes(slot.state, sizes) for layout in demand.layouts.values() for slot in layout.slots]
+    )
 
 
 def _state_claims(demand: Demand, device: DeviceInfo, sizes: StateSizes, spare: int) -> list[Claim]:

@@ -233,9 +233,7 @@ class Bench:
         self.run()
         return [token for _, token in arrived]
 
-    def decode_s(
-        self, depth: int, rows: int, params: SamplingParams = GREEDY, mean: bool = False
-    ) -> float:
+    def decode_s(self, depth: int, rows: int, params: SamplingParams = GREEDY, mean: bool = False) -> float:
         """Seconds of a step, the median, or the mean: steps may take unlike times by what is sampled from.
         Tokens of steps that are queued at once come at once.
         """
@@ -330,16 +328,30 @@ def breakdown(run: Any, title: str, count: int = 5) -> None:
         )
 
 
-def memory(bench: Bench, when: str) -> None:
+def memory(kept: record.Record, bench: Bench, when: str, about: dict[str, Any]) -> None:
+    """What the plan says beside what is used, and by whom: torch's tensors, what it keeps beside them for
+    plain calls and for graphs, and all that is not torch's: driver, kernels, graphs themselves.
+    """
     plan = bench.pipeline.plan
     claims = [claim for claim in plan.claims if claim.device == DEVICE]
-    planned = sum(claim.num_bytes for claim in claims)
     free, total = torch.cuda.mem_get_info(0)
-    print(
-        f"memory {when}: planned {planned / 1e9:.3f} GB, used {(total - free) / 1e9:.3f}, by torch at most "
-        f"{torch.cuda.max_memory_allocated() / 1e9:.3f}, reserved {torch.cuda.memory_reserved() / 1e9:.3f}"
-    )
-    print("  " + "; ".join(f"{claim.owner} {claim.num_bytes / 1e9:.3f}" for claim in claims))
+    segments = torch.cuda.memory_snapshot()
+    pools = [one["total_size"] for one in segments if tuple(one["segment_pool_id"]) != (0, 0)]
+    found = {
+        "planned": sum(claim.num_bytes for claim in claims),
+        "used": total - free,
+        "torch at most": torch.cuda.max_memory_allocated(),
+        "torch now": torch.cuda.memory_allocated(),
+        "reserved": torch.cuda.memory_reserved(),
+        "reserved for graphs": sum(pools),
+        "not torch": total - free - torch.cuda.memory_reserved(),
+    }
+    words = ", ".join(f"{name} {size / 1e9:.3f}" for name, size in found.items())
+    lines = {claim.owner: claim.num_bytes for claim in claims}
+    line = f"memory {when}, GB: {words}\n  "
+    line += "; ".join(f"{owner} {size / 1e9:.3f}" for owner, size in lines.items())
+    placed = {"context": plan.number("context"), "batch": plan.number("engine.max_sequences")}
+    kept.say(line, "memory", **about, **placed, when=when, num_bytes=found, planned_lines=lines)
 
 
 def of(name: str) -> dict[str, str]:
@@ -359,7 +371,7 @@ def measure(kept: record.Record, path: Path, name: str, given: argparse.Namespac
     options |= {"deterministic": True} if given.deterministic else {}
     about |= {"options": options} if options else {}
     bench = Bench(path, **options)
-    memory(bench, "after loading")
+    memory(kept, bench, "after loading", about)
     torch.cuda.reset_peak_memory_stats()
     title = f"{path.name} --deterministic" if given.deterministic else path.name
     kept.say(f"{title}: loaded in {bench.load_s:.1f} s; {torch.cuda.get_device_name(0)}")
@@ -396,7 +408,7 @@ def measure(kept: record.Record, path: Path, name: str, given: argparse.Namespac
             bench.submit(prompt(given.prefill + 1, 77), 1)
             breakdown(bench.engine.step, "prefill", 1)
             bench.run()
-    memory(bench, "in the end")
+    memory(kept, bench, "in the end", about)
     del bench
     torch.cuda.empty_cache()
     if given.held:

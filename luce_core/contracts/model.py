@@ -156,6 +156,8 @@ class ModelSpec:
     parameters: int = 0
     """Of the weights in memory, as `weight_bytes`."""
     weight_bytes: int = 0
+    rows_bytes: Mapping[tuple[str, int], int] = Factory(dict)
+    """`weight_bytes` by (block format, columns of a row)."""
     active_bytes: int = 0
     """Weight bytes one decoded token reads; equals `weight_bytes` less the embedding table for dense
     models.

@@ -67,6 +67,8 @@ class DeviceInfo:
     flops_s: float = 0.0
     """Operations per second of large products in half precision, as sustained; an FMA is two. 0: unknown."""
     flops_provenance: str = ""
+    driver_bytes: int = 0
+    """What a process that computes there takes of it before it asks for any: the driver's own, kernels."""
 
 
 @frozen
@@ -156,8 +158,14 @@ class OpLayer:
     features: frozenset[str] = frozenset()
     """Device features it needs."""
     summary: str = ""
-    weight_share: float = 1.0
-    """Where it packs weights: bytes it keeps per byte of the file."""
+    kept: str = ""
+    """Where it packs weights: "module:fn" (block format, columns of a row) -> bytes it keeps per byte of the
+    file; imports no torch. "" = one.
+    """
+    activation_vectors: int = 0
+    """f32 vectors of the width of the residual that a step takes per row, with all that is kept to run it
+    again; 0 = what the reference ops take.
+    """
     scratch_bytes: int = 0
     """What its ops hold on the device beside weights, state and activations, whatever the model."""
     self_checks: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ Architecture plugins call these from `describe`; nothing here knows an architect
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, cast
 
@@ -239,6 +240,7 @@ class WeightTotals:
     active_bytes: int
     prompt_parameters: int = 0
     stored: Mapping[str, StoredSize] = Factory(dict)
+    rows_bytes: Mapping[tuple[str, int], int] = Factory(dict)
 
 
 def weight_totals(
@@ -269,7 +271,10 @@ def weight_totals(
     left = {name: header.tensor(name) for name in stored}
     sizes = {name: StoredSize(tensor.num_weights, tensor.num_bytes) for name, tensor in left.items()}
     parameters = sum(tensor.num_weights for tensor in tensors)
-    return WeightTotals(parameters, total, total - unread, multiplied, sizes)
+    rows = Counter[tuple[str, int]]()
+    for tensor in tensors:
+        rows[tensor.format.name, tensor.shape[-1] if tensor.shape else 1] += tensor.num_bytes
+    return WeightTotals(parameters, total, total - unread, multiplied, sizes, dict(rows))
 
 
 class ModelSizes(Protocol):
@@ -320,6 +325,7 @@ def model_spec(
         tokens=special_tokens(header),
         parameters=totals.parameters,
         weight_bytes=totals.weight_bytes,
+        rows_bytes=totals.rows_bytes,
         active_bytes=totals.active_bytes,
         prompt_parameters=totals.prompt_parameters,
         stored=totals.stored,

@@ -9,11 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-PIECE_BYTES = 16 << 20
-"""Of pinned memory that is taken at a time. torch rounds up to powers of two, so pieces are that."""
-ALIGN = 256
-MOST_UNDER_WAY = 2
-"""Snapshots that lie in pinned memory at a time; the next one waits for the first of them."""
+from luce_core.cache.host_room import MOST_UNDER_WAY, pieces
 
 States = tuple[Tensor, ...]
 
@@ -77,18 +73,11 @@ def _move(pinned: States, done: Sequence[torch.cuda.Event]) -> States:
 
 
 def host_room(like: Sequence[Tensor], *, pin: bool) -> States:
-    """(host) Tensors of the same shapes, in few pieces of memory. Each begins at a multiple of ALIGN."""
-    sizes = [-(-one.numel() * one.element_size() // ALIGN) * ALIGN for one in like]
-    left = sum(sizes)
-    piece, used = torch.empty(0, dtype=torch.uint8), 0
-    rooms = []
-    for one, size in zip(like, sizes, strict=True):
-        if used + size > piece.numel():
-            whole = 1 << (left - 1).bit_length() if pin else left
-            wanted = max(size, min(PIECE_BYTES, whole))
-            piece, used = torch.empty(wanted, dtype=torch.uint8, pin_memory=pin), 0
-        part = piece[used : used + one.numel() * one.element_size()]
-        rooms.append(part.view(one.dtype).view(one.shape))
-        used += size
-        left -= size
-    return tuple(rooms)
+    """(host) Tensors of the same shapes, in few pieces of memory."""
+    sizes = [one.numel() * one.element_size() for one in like]
+    taken, places = pieces(sizes, pinned=pin)
+    rooms = [torch.empty(size, dtype=torch.uint8, pin_memory=pin) for size in taken]
+    return tuple(
+        rooms[piece][start : start + size].view(one.dtype).view(one.shape)
+        for one, size, (piece, start) in zip(like, sizes, places, strict=True)
+    )

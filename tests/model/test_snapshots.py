@@ -9,8 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from luce_core.cache import host_room as places
+from luce_core.cache.host_room import ALIGN, MOST_UNDER_WAY, PIECE_BYTES, pinned_bytes
 from luce_core.model import snapshots
-from luce_core.model.snapshots import ALIGN, SavedSlot, SlotSaver, host_room
+from luce_core.model.snapshots import SavedSlot, SlotSaver, host_room
 
 
 @given(st.lists(st.integers(0, 3000), max_size=12), st.sampled_from([torch.uint8, torch.float32]))
@@ -24,7 +26,7 @@ def test_rooms_have_the_shapes_asked_for_and_do_not_overlap(sizes, dtype):
 
 
 def test_rooms_share_pieces_and_large_ones_have_their_own(monkeypatch):
-    monkeypatch.setattr(snapshots, "PIECE_BYTES", 4 * ALIGN)
+    monkeypatch.setattr(places, "PIECE_BYTES", 4 * ALIGN)
     like = [torch.zeros(n, dtype=torch.uint8) for n in (ALIGN, 1, ALIGN + 1, 9 * ALIGN, 3)]
     rooms = host_room(like, pin=False)
     pieces = [room.untyped_storage().data_ptr() for room in rooms]
@@ -32,6 +34,19 @@ def test_rooms_share_pieces_and_large_ones_have_their_own(monkeypatch):
     assert len({*pieces}) == 3
     assert all((room.data_ptr() - piece) % ALIGN == 0 for room, piece in zip(rooms, pieces, strict=True))
     assert rooms[3].untyped_storage().nbytes() == 9 * ALIGN
+
+
+@given(st.lists(st.integers(0, 9 << 20), max_size=12))
+def test_pinned_memory_is_counted_in_whole_pieces(sizes):
+    """At least what is copied, of each snapshot under way, and at most twice that and a piece."""
+    least = MOST_UNDER_WAY * sum(sizes)
+    assert least <= pinned_bytes(sizes) <= 2 * least + MOST_UNDER_WAY * (PIECE_BYTES + 2 * ALIGN * len(sizes))
+
+
+def test_pinned_pieces_are_powers_of_two():
+    assert pinned_bytes([3 << 20] * 48) == 2 * (9 * (16 << 20) + (16 << 20))
+    assert pinned_bytes([20 << 20]) == 2 * (32 << 20)
+    assert pinned_bytes([]) == 0
 
 
 def test_states_of_the_cpu_are_copied_at_once():

@@ -19,11 +19,12 @@ from luce_core.contracts import (
     Slot,
     StateLayout,
 )
-from luce_core.errors import PlanError
+from luce_core.errors import PlanError, PluginError
 from luce_core.gguf.rows import ROW_CACHE_BYTES
 from luce_core.plan import state_sizes
 from luce_core.plan_memory import (
     MIN_CONTEXT_TOKENS,
+    ON_THEIR_WAY,
     SWAPPED,
     Demand,
     fit,
@@ -198,6 +199,7 @@ def demands(draw):
         row_budget=draw(st.integers(1, 512)),
         max_sequences=draw(st.integers(1, 6)),
         max_held_rows=draw(st.integers(1, 20)),
+        sampled_rows=draw(st.integers(1, 20)),
         context=draw(st.one_of(st.just(0), st.integers(1, 6000))),
         cache_bytes=draw(st.one_of(st.just(0), st.integers(1, 10**7))),
         checkpoint_bytes=1000,
@@ -207,6 +209,16 @@ def demands(draw):
         v_type="f16",
         scratch=draw(st.sampled_from([{}, {"scratch of op layer a": 70_000, "executor b": 9}])),
     )
+
+
+def demands_of(slots=0, **more):
+    """One that says little, of a vocabulary so large that its logits are more than those of scores."""
+    slot = Slot("s", 0, Field((4, 4), "f32"), {"row": Field((4,), "f32")}, "shift")
+    layout = StateLayout((Group("a"),), (Pages("p", "a", 0, {"k": Field((8,), "kv.k")}),), (slot,) * slots)
+    spec = ModelSpec("x", "x", 2, 16, 10**7, 100, 1, 16, 16, layout, None, "any", {}, 100, 120)
+    given = {"row_budget": 512, "max_sequences": 2, "max_held_rows": 4, "context": 0, "cache_bytes": 0}
+    given |= {"checkpoint_bytes": 0, "block_tokens": 16, "k_type": "f16", "v_type": "f16", "sampled_rows": 1}
+    return Demand({"target": spec}, {"target": 120}, **(given | more))
 
 
 @given(demands(), st.integers(0, 3 * 10**7))
@@ -299,12 +311,44 @@ def test_weights_take_their_bytes_where_a_layer_packs_them(plan):
     assert weight_bytes(spec, [other])[0] == 4000
 
 
-def test_a_layer_may_keep_more_than_the_file_and_hold_scratch(plan):
-    spec = plan().models[0].spec
-    more = OpLayer("more", (OpImpl("pack_linear", "m:p"),), Equivalence.ROUNDING, weight_share=1.1)
+def keeps(block_format, columns):
+    return {"Q4_K": 2.0, "F32": 1.0}[block_format] * (1 if columns > 100 else 3)
+
+
+def test_a_layer_may_keep_more_than_the_file_by_format_and_columns(plan):
+    rows = {("Q4_K", 256): 400, ("Q4_K", 64): 50, ("F32", 256): 800}
+    spec = evolve(plan().models[0].spec, rows_bytes=rows)
+    name = f"{__name__}:keeps"
+    more = OpLayer("more", (OpImpl("pack_linear", "m:p"),), Equivalence.ROUNDING, kept=name)
     size, why = weight_bytes(spec, [more])
-    assert size == math.ceil(1.1 * 1250)
-    assert "10% more" in why
+    assert size == 400 * 2 + 50 * 6 + 800
+    assert "52.0% more" in why
+    assert weight_bytes(evolve(spec, rows_bytes={}), [more])[0] == 1250
+    with pytest.raises(PluginError, match="'more'"):
+        weight_bytes(spec, [evolve(more, kept=f"{__name__}:sheds")])
+
+
+def test_logits_are_of_the_rows_that_may_be_sampled_and_activations_what_the_layer_says(plan):
+    demand = demands_of(max_sequences=3, max_held_rows=8)
+    device = DeviceInfo("cuda:0", "d", 2**40, 1e9, driver_bytes=12_345)
+    lines = {c.owner: c.num_bytes for c in fit(demand, device, 2**40).claims}
+    more = evolve(demand, sampled_rows=5, activation_vectors=2 * demand.activation_vectors)
+    wider = {c.owner: c.num_bytes for c in fit(more, device, 2**40).claims}
+    vocab = demand.target.vocab
+    assert wider["logits of a step"] - lines["logits of a step"] == 3 * 4 * vocab * 3 * (5 - 1)
+    assert wider["activations of a step"] == 2 * lines["activations of a step"]
+    assert lines["driver of cuda:0"] == 12_345
+    assert "driver of d" not in {c.owner for c in fit(demand, DeviceInfo("d", "d", 1, 1.0), 1).claims}
+
+
+def test_pinned_memory_of_snapshots_is_the_hosts(plan):
+    """Where states lie on a device of their own: two copies of 64 bytes, in pieces of 256."""
+    demand = demands_of(slots=1)
+    gpu, cpu = (DeviceInfo(name, "d", 2**40, 1e9) for name in ("cuda:0", "cpu"))
+    (found,) = [c for c in fit(demand, gpu, 2**40).claims if c.owner == ON_THEIR_WAY]
+    assert (found.device, found.num_bytes) == ("host", 2 * 256)
+    assert ON_THEIR_WAY not in {c.owner for c in fit(demand, cpu, 2**40).claims}
+    assert ON_THEIR_WAY not in {c.owner for c in fit(demands_of(), gpu, 2**40).claims}
 
 
 def test_tables_that_stay_in_the_file_cost_the_rows_that_are_kept(plan, model):

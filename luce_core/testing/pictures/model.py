@@ -48,6 +48,7 @@ def describe(header: GgufHeader, cache: CacheOptions) -> ModelSpec:
         tokens={},
         parameters=totals.parameters,
         weight_bytes=totals.weight_bytes,
+        rows_bytes=totals.rows_bytes,
         active_bytes=totals.active_bytes,
     )
 

@@ -80,7 +80,12 @@ def _totals(header: GgufHeader, params: HybridParams) -> WeightTotals:
     behind = _behind(params)
     trunk = [name for name in header.tensors if not name.startswith(behind)] if behind else None
     active = weight_totals(header, trunk, experts_used=used)
-    return evolve(active, parameters=whole.parameters, weight_bytes=whole.weight_bytes)
+    return evolve(
+        active,
+        parameters=whole.parameters,
+        weight_bytes=whole.weight_bytes,
+        rows_bytes=whole.rows_bytes,
+    )
 
 
 def _nextn_size(header: GgufHeader, params: HybridParams) -> StoredSize:

@@ -114,6 +114,7 @@ def describe_vision(header: GgufHeader, cache: CacheOptions) -> ModelSpec:
         tokens={},
         parameters=totals.parameters,
         weight_bytes=totals.weight_bytes,
+        rows_bytes=totals.rows_bytes,
         active_bytes=totals.weight_bytes,
         details={"vision": params},
     )

@@ -75,6 +75,7 @@ def luce_register_devices(options: TritonOptions | None) -> list[DeviceInfo]:
                 provenance=provenance,
                 flops_s=products.get(card.key, 0.0),
                 flops_provenance="measured here: torch multiplying halves" if card.key in products else "",
+                driver_bytes=memory.DRIVER_BYTES,
             )
         )
     return found
@@ -110,7 +111,8 @@ def luce_register_ops() -> list[OpLayer]:
             Equivalence.ROUNDING,
             frozenset({"triton"}),
             summaries[name],
-            weight_share=memory.WEIGHT_SHARE,
+            kept="luce_backend_triton.memory:kept",
+            activation_vectors=memory.ACTIVATION_VECTORS,
             scratch_bytes=memory.SCRATCH_BYTES,
             self_checks=tuple(f"{_package(name in INVARIANT)}.selfcheck:{ops}.{one}" for one in SELF_CHECKS),
             prepare="luce_backend_triton.capability:prepare",

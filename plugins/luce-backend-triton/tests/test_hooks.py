@@ -6,9 +6,9 @@ import importlib
 from types import SimpleNamespace
 
 import pytest
-from luce_backend_triton import devices, hooks, nvrtc, product
+from luce_backend_triton import devices, hooks, memory, nvrtc, product
 from luce_backend_triton.devices import Card
-from luce_backend_triton.formats import BLOCKS, FORMATS
+from luce_backend_triton.formats import BLOCKS, FORMATS, blocks_of, tiles_of
 from luce_backend_triton.options import TritonOptions
 from pydantic import ValidationError
 
@@ -185,8 +185,10 @@ def test_without_a_driver_there_are_no_devices(monkeypatch):
 def test_hook_luce_register_ops():
     for layer in hooks.luce_register_ops():
         assert layer.features == {"triton"}
-        kept = [fmt.bits_per_weight * BLOCKS[name][0] / 8 / BLOCKS[name][1] for name, fmt in FORMATS.items()]
-        assert max(kept) <= layer.weight_share < max(kept) + 0.01
+        kept = resolve(layer.kept, "bytes it keeps")
+        for name, fmt in FORMATS.items():
+            weights, in_file = BLOCKS[name]
+            assert kept(name, 512) == fmt.bits_per_weight * weights / 8 / in_file
         assert layer.scratch_bytes == product.SCRATCH_BYTES
         for impl in layer.ops:
             assert impl.op in KNOWN_OPS
@@ -194,6 +196,16 @@ def test_hook_luce_register_ops():
             assert callable(resolve(impl.fn, f"op {impl.op!r}"))
         assert len(layer.self_checks) == 3
         assert all(callable(resolve(named, f"layer {layer.name!r}")) for named in layer.self_checks)
+
+
+def test_the_plan_counts_the_bytes_of_records():
+    """As packing allocates them; formats without a record are kept as f16, numbers as they are."""
+    for name, cols in (("Q4_K", 1024), ("Q8_0", 576), ("Q4_0", 96)):
+        weights, in_file = BLOCKS[name]
+        records = tiles_of(64) * blocks_of(cols) * FORMATS[name].record_bytes
+        assert memory.kept(name, cols) * (64 * cols // weights * in_file) == pytest.approx(records)
+    assert memory.kept("Q3_K", 256) * 110 == pytest.approx(2 * 256)
+    assert {memory.kept(name, 100) for name in ("F32", "F16", "BF16", "I32")} == {1.0}
 
 
 def test_hook_luce_plugin_info():
