@@ -15,8 +15,8 @@ from luce_core.contracts import DeltaSpec, ForwardBatch, SlotState
 
 SIZES = (16, 24, 32)
 """Most rows of a sequence, of each kernel."""
-WARPS = 8
-"""That share the columns of a state; one more knows ancestors and decays."""
+WARPS = 13
+"""Of a thread block."""
 DIM, TAPS = 128, 4
 """Of a head; of the convolution."""
 PIECE = 4
@@ -36,21 +36,26 @@ class _Tree(ctypes.Structure):
         ),
         *(
             (name, ctypes.c_int)
-            for name in ("ldqkv", "ldz", "ldbeta", "lddecay", "words", "most", "key_heads", "above")
+            for name in ("ldqkv", "ldz", "ldbeta", "lddecay", "words", "most", "above")
         ),
         *((name, ctypes.c_float) for name in ("unit_eps", "norm_eps", "q_scale")),
     )  # fmt: skip
 
 
-def defines_of(rows: int) -> dict[str, int]:
+def defines_of(rows: int, key_heads: int) -> dict[str, int]:
     """What csrc/delta_tree.cu is compiled with."""
     placeholders = {"BITS": 8, "TABLE": 0, "ZERO": 0, "SCALES": 0, "RECORD": 512, "CODES": 0, "STAGES": 2}
-    return {**placeholders, "X_ROWS": rows, "TILES": 1, "WARPS": WARPS}
+    own = {"X_ROWS": rows, "TILES": 1, "WARPS": WARPS, "KEY_HEADS": key_heads, "SHARED": shared_bytes(rows)}
+    return placeholders | own
 
 
 def shared_bytes(rows: int) -> int:
-    """Of one thread block: window and rows, values, keys and queries, what is known of each row."""
-    return 4 * (TAPS - 1 + rows) * 3 * DIM + rows * (4 * (DIM + 16) + 2 * 2 * 160 + 4 * WARPS + 16 + 3 * 4)
+    """Of one thread block, `Shared` of csrc/delta_tree.cu."""
+    stride, even = DIM + 16, -(-rows // 16) * 16
+    first = 4 * (TAPS - 1 + rows) * 3 * DIM
+    solved = rows * (rows + 4) + even * (20 if rows == 32 else 12) + DIM * (rows // 2 + 2)
+    later = 4 * ((rows + even) * stride + solved)
+    return max(first, later) + rows * (4 * stride + 2 * 2 * (DIM + 8) + 16 + 3 * 4) + even * 8 * 4
 
 
 def arguments(
@@ -64,7 +69,7 @@ def arguments(
         *given, out, conv.state, spec.conv, state.state, log_x, log["k"], log["u"], log["g"],
         spec.norm.weight, spec.a, spec.dt_bias, b.parent, b.sees, b.query_start, b.slot,
     )  # fmt: skip
-    sizes = (*(x.stride(0) for x in given), b.sees.shape[1], log_x.shape[1], spec.key_heads, above)
+    sizes = (*(x.stride(0) for x in given), b.sees.shape[1], log_x.shape[1], above)
     return _Tree(*(x.data_ptr() for x in tensors), *sizes, spec.eps, spec.norm.eps, spec.key_dim**-0.5)
 
 
@@ -90,9 +95,9 @@ def sizes(device: torch.device) -> tuple[int, ...]:
 
 
 @cache
-def _loaded(device: int, rows: int) -> nvrtc.Kernel:
+def _loaded(device: int, rows: int, key_heads: int) -> nvrtc.Kernel:
     """Compiled and loaded once."""
-    return few_rows.load(device, "delta_tree", "delta_tree", defines_of(rows))
+    return few_rows.load(device, "delta_tree", "delta_tree", defines_of(rows, key_heads))
 
 
 def launch(
@@ -112,5 +117,6 @@ def launch(
     tree = arguments(b, given, out, conv, state, spec, above)
     stream = torch.cuda.current_stream(device).cuda_stream
     grid = spec.value_heads, 1, b.slot.shape[0]
-    _loaded(device.index or 0, size).launch(grid, 32 * (WARPS + 1), shared_bytes(size), stream, [tree])
+    kernel = _loaded(device.index or 0, size, spec.key_heads)
+    kernel.launch(grid, 32 * WARPS, shared_bytes(size), stream, [tree])
     return size

@@ -68,7 +68,7 @@ def variants(arch):
                 yield source, tuple(moe.FRONT.split()), f"{name} {rows}", defined
     for rows in delta_trees.SIZES if ability.matrix else ():
         if delta_trees.shared_bytes(rows) + shapes.BLOCK_RESERVE <= room.block_bytes:
-            yield "delta_tree", (), f"{rows}", delta_trees.defines_of(rows)
+            yield "delta_tree", (), f"{rows}", delta_trees.defines_of(rows, 16)
     for kind in (0, 1, 2):
         yield "dense", (), f"{('F32', 'F16', 'BF16')[kind]} 1", few_floats.defines_of(kind, 1, 5120)
 

@@ -195,11 +195,22 @@ static void mma_of_warp(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32
   __syncwarp();
 }
 
+// ldmatrix: lane 8 i + r gives where row r of matrix i begins, and gets numbers 2 t, 2 t + 1 of row g of each.
+static std::vector<const void*> beginnings;
+static void matrices_of_warp(uint32_t* result, const void* row) {
+  const int lane = threadIdx.x & 31;
+  auto* of = beginnings.data() + (threadIdx.x - lane);
+  of[lane] = row;
+  __syncwarp();
+  for (int i = 0; i < 4; i++) memcpy(result + i, (const uint32_t*)of[8 * i + (lane >> 2)] + (lane & 3), 4);
+  __syncwarp();
+}
+
 // --- a grid
 
 static void run_block(int threads) {
   fibers.assign(threads, Fiber());
-  of_block = Barrier(), of_warp.assign(threads / 32, Barrier()), exchanged.assign(threads, 0), offered.resize(threads);
+  of_block = Barrier(), of_warp.assign(threads / 32, Barrier()), exchanged.assign(threads, 0), offered.resize(threads), beginnings.resize(threads);
   alive = threads;
   for (int i = 0; i < threads; i++) {
     Fiber& fiber = fibers[i];

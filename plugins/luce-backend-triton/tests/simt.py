@@ -40,6 +40,8 @@ REPLACED = {
     r"(float exp2_of\(float x\)) \{.*?\}\n": r"\1 { return exp2f(x); }\n",
     r"(float inverse_of\(float x\)) \{.*?\}\n": r"\1 { return 1.f / x; }\n",
     r"(float inverse_root\(float x\)) \{.*?\}\n": r"\1 { return 1.f / sqrtf(x); }\n",
+    r"(u32x4 matrices\(const u16\* row\)) \{.*?\n\}": r"\1 "
+    r"{ u32x4 v; matrices_of_warp(&v.x, row); return v; }",
     r"(u32 load1\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32*)from; }",
     r"(u32x4 stream16\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32x4*)from; }",
     r"(int dot\(u32 codes, u32 x, int c\)) \{.*?\n\}": r"\1 { for (int i = 0; i < 32; i += 8) "

@@ -42,7 +42,8 @@ def built(tmp_path_factory):
     @cache
     def build(rows):
         folder = tmp_path_factory.mktemp("tree")
-        return simt.build(folder, "delta_tree", "delta_tree", delta_trees.defines_of(rows), "Tree tree;")
+        defines = delta_trees.defines_of(rows, worlds.KH)
+        return simt.build(folder, "delta_tree", "delta_tree", defines, "Tree tree;")
 
     return build
 
@@ -61,7 +62,7 @@ def run(built, size, *rows):
     tree = delta_trees.arguments(b, given, out, w.conv, w.memory, w.spec, 1)
     shared = delta_trees.shared_bytes(size)
     built(size).launch_deep(
-        ctypes.byref(tree), worlds.VH, 32 * (delta_trees.WARPS + 1), shared, b.slot.shape[0]
+        ctypes.byref(tree), worlds.VH, 32 * delta_trees.WARPS, shared, b.slot.shape[0]
     )
     for n, (_, _, number, _) in enumerate(rows):
         mine = slice(int(b.query_start[n]), int(b.query_start[n + 1]))
@@ -143,7 +144,7 @@ def test_one_launch_for_all_sequences_it_takes(monkeypatch, counts, size, done):
             launched.append((self.rows, grid))
 
     monkeypatch.setattr(delta_trees, "sizes", lambda device: delta_trees.SIZES)
-    monkeypatch.setattr(delta_trees, "_loaded", lambda device, rows: Kernel(rows))
+    monkeypatch.setattr(delta_trees, "_loaded", lambda device, rows, key_heads: Kernel(rows))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
     _, given, conv, memory, spec = asked(sum(counts))
     w = worlds.States(torch.device("cpu"), held=40)
