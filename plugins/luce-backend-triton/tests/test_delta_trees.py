@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attrs import evolve
-from luce_backend_triton import delta_trees
+from luce_backend_triton import delta, delta_trees
 from luce_backend_triton.attention import Room
 
 from luce_core.ops import build_ops
@@ -25,6 +25,8 @@ OPS = build_ops()
 WIDE = [-1, *(n // 2 if n % 3 else n for n in range(34))]
 """A tree of 35 rows: some paths short, some long, some from the committed text on."""
 CHAIN = list(range(-1, 31))
+FOREST = [-1, 0, -2, -1, 2, 4, 3, 6, 5, 5, 8, -1, 11, 12, 13, 14, 0, 16]
+"""Several paths begin at the committed text."""
 ROUNDED = 1e-3
 
 
@@ -61,9 +63,7 @@ def run(built, size, *rows):
     before = w.copy(w.conv), w.copy(w.memory)
     tree = delta_trees.arguments(b, given, out, w.conv, w.memory, w.spec, 1)
     shared = delta_trees.shared_bytes(size)
-    built(size).launch_deep(
-        ctypes.byref(tree), worlds.VH, 32 * delta_trees.WARPS, shared, b.slot.shape[0]
-    )
+    built(size).launch_deep(ctypes.byref(tree), worlds.VH, 32 * delta_trees.WARPS, shared, b.slot.shape[0])
     for n, (_, _, number, _) in enumerate(rows):
         mine = slice(int(b.query_start[n]), int(b.query_start[n + 1]))
         taken = 1 < number <= size
@@ -86,7 +86,16 @@ def close(got, want):
 @pytest.mark.skipif(simt.GXX is None, reason="no g++ here to compile CUDA C++ for the CPU with")
 @pytest.mark.parametrize(
     ("size", "rows", "parents"),
-    [(16, 16, CHAIN), (16, 9, WIDE), (24, 24, WIDE), (24, 23, CHAIN), (32, 32, WIDE), (32, 2, CHAIN)],
+    [
+        (16, 16, CHAIN),
+        (16, 9, WIDE),
+        (24, 24, WIDE),
+        (16, 13, FOREST),
+        (24, 18, FOREST),
+        (24, 23, CHAIN),
+        (32, 32, WIDE),
+        (32, 2, CHAIN),
+    ],
 )
 def test_a_tree(built, size, rows, parents):
     run(built, size, (1, 19, rows, {"parents": parents[:rows]}))
@@ -153,3 +162,20 @@ def test_one_launch_for_all_sequences_it_takes(monkeypatch, counts, size, done):
     rows = min(sum(counts), 40)
     assert delta_trees.launch(b, given, out, conv, memory, spec, 1, rows) == done
     assert launched == ([] if size is None else [(size, (worlds.VH, 1, len(counts)))])
+
+
+@pytest.mark.parametrize("layer", [delta.CUDA, delta.PORTABLE])
+def test_the_portable_layer_has_no_cuda(monkeypatch, layer):
+    """Trees the kernel took go nowhere else; larger ones do."""
+    asked_for, others = [], []
+
+    def launch(b, given, out, conv, state, spec, above, rows):
+        asked_for.append(rows)
+        return 32
+
+    monkeypatch.setattr(delta_trees, "launch", launch)
+    monkeypatch.setattr(delta, "_held_trees", lambda *given: others.append(given[-1]))
+    for count in (16, 36):
+        b, given, *rest = asked(count)
+        layer.delta(OPS, b, *given, *rest)
+    assert (asked_for, others) == (([16, 36], [32]) if layer.cuda else ([], [1, 1]))
