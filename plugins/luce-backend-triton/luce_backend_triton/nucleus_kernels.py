@@ -1,12 +1,13 @@
 # Triton compiles these functions: no annotations, no conditional expressions.
-# ruff: noqa: ANN001, ANN201, PLR0124, RUF059
+# ruff: noqa: ANN001, ANN201, C901, PLR0124, RUF059, SIM102
 """Triton kernels that find where top-k and top-p cut a row.
 
 Floats are compared as integers, `key_of`. The cut of top-p is the lowest key above which less than p of the
-mass lies, that of top-k above which fewer than k are. Two passes over the row, each over 32 ranges of keys,
-leave one range of it; what lies in that is listed, and one program searches the list, for any number of them.
-With top-k all above is listed too, and the cut of top-p is then searched for in the list. Masses and counts
-are integers, so the order in which programs add them up is no matter.
+mass lies, that of top-k above which fewer than k are; of equal ones the lowest ids come first. Two passes
+over the row, each over 32 ranges, leave one range of it, and what lies in that is listed. Of each on the list
+all that come before it are counted, at once, by many programs; one program searches a long list. With top-k
+all above is listed too, and the cut of top-p is then found in the list. Masses and counts are integers, so
+the order in which programs add them up is no matter.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from luce_backend_triton.waiting import wait_for_previous
 
 RANGES = tl.constexpr(32)
 """Of a pass."""
+COPIES = tl.constexpr(4)
+"""Of the sums of a pass: programs take turns, so that fewer wait for each other at one place."""
 NEAR, FALL, FAR_FALL = tl.constexpr(24), tl.constexpr(0.5), tl.constexpr(2.75)
 """How far below the best those of the first pass end: NEAR of them one FALL each, then one FAR_FALL each down
 to where a million have no mass, and the last takes what is left.
@@ -32,6 +35,8 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 BELOW_ALL = tl.constexpr(-(1 << 31))
 """A cut that leaves everything."""
 LAST_ID = tl.constexpr(0x7FFFFFFF)
+NONE_KEPT, ALL_KEPT = tl.constexpr((1 << 63) - 1), tl.constexpr(-(1 << 63))
+"""Cuts, `packed`."""
 
 
 @triton.jit
@@ -63,35 +68,65 @@ def value_of(key):
 
 
 @triton.jit
-def divided(low, high):
-    """Lower bounds, i32 keys, of the ranges that (low, high] is cut into: evenly by value, since nearly all
-    keys of a range about zero lie so close to it that no value has them; below all other ranges by key.
+def packed(key, last):
+    """i64, the smaller the more is kept: all above the key, and those at it with an id up to `last`."""
+    return (key.to(tl.int64) << 32) | (last ^ LAST_ID).to(tl.int64)
+
+
+@triton.jit
+def unpacked(cut):
+    """(key, last) of `packed`."""
+    return (cut >> 32).to(tl.int32), ((cut & 0xFFFFFFFF) ^ LAST_ID).to(tl.int32)
+
+
+@triton.jit
+def first_bound(j, top):
+    """Lower bound, an i32 key, of range j of the first pass. j: i32, one or many."""
+    near = tl.minimum(j + 1, NEAR)
+    fall = near.to(tl.float32) * FALL + (j + 1 - near).to(tl.float32) * FAR_FALL
+    return tl.where(j < RANGES - 1, key_of(top - fall), NOTHING)
+
+
+@triton.jit
+def second_bound(j, low, high):
+    """Likewise of range j of those that (low, high] is cut into: evenly by value, since nearly all keys of a
+    range about zero lie so close to it that no value has them; below all other ranges by key.
 
     One step has 16 bits, so that its multiples are exact: whoever multiplies and subtracts at once, or not,
     has the same bounds.
     """
-    j = tl.arange(0, RANGES) + 1
     width = high.to(tl.int64) - low.to(tl.int64)
-    down = j.to(tl.int64) * ((width + RANGES - 1) // RANGES)
-    bounds = tl.maximum(high.to(tl.int64) - down, low.to(tl.int64)).to(tl.int32)
+    down = (j + 1).to(tl.int64) * ((width + RANGES - 1) // RANGES)
+    bound = tl.maximum(high.to(tl.int64) - down, low.to(tl.int64)).to(tl.int32)
     if low > NOTHING:
         start = value_of(high)
         step = (start - value_of(low)) * (1 / RANGES)
         step = (step.to(tl.int32, bitcast=True) & -256).to(tl.float32, bitcast=True)
-        bounds = tl.maximum(key_of(start - j.to(tl.float32) * step), low)
-    return tl.where(j < RANGES, bounds, low)
+        bound = tl.maximum(key_of(start - (j + 1).to(tl.float32) * step), low)
+    return tl.where(j < RANGES - 1, bound, low)
 
 
 @triton.jit
-def range_in(sums, bounds, high, beyond, wanted):
-    """Of one pass, from the masses above its bounds: (low, high] keys with the cut, and the mass above. high,
-    beyond: of all its ranges.
-    """
+def sums_of(above, row, rows, j, DONE: tl.constexpr):
+    """i64: what a pass found above the bounds j."""
+    at = above + (DONE * rows + row) * (COPIES * RANGES) + j
+    sums = tl.load(at)
+    for copy in tl.static_range(1, COPIES):
+        sums += tl.load(at + copy * RANGES)
+    return sums
+
+
+@triton.jit
+def column_of(sums, wanted):
+    """i32: the range with the cut."""
+    return tl.minimum(tl.sum((sums < wanted).to(tl.int32), 0), RANGES - 1)
+
+
+@triton.jit
+def beyond_of(sums, column, beyond):
+    """i64: what lies above that range. beyond: what lies above all."""
     j = tl.arange(0, RANGES)
-    column = tl.minimum(tl.sum((sums < wanted).to(tl.int32), 0), RANGES - 1)
-    low = tl.sum(tl.where(j == column, bounds, 0), 0)
-    high = tl.where(column > 0, tl.sum(tl.where(j == column - 1, bounds, 0), 0), high)
-    return low, high, tl.where(column > 0, tl.sum(tl.where(j == column - 1, sums, 0), 0), beyond)
+    return tl.where(column > 0, tl.sum(tl.where(j == column - 1, sums, 0), 0), beyond)
 
 
 @triton.jit
@@ -102,29 +137,33 @@ def mass_wanted(share, whole):
 
 @triton.jit
 def passed(row, rows, tops, parts, above, share, limit, DONE: tl.constexpr, P: tl.constexpr):
-    """What DONE passes found: the best of the row and its key, the bounds of the next pass, the range with
-    the cut, what lies above that, what is wanted. above: i64[2, rows, RANGES]. All loads come first.
+    """What DONE passes found: the best of the row, the bounds of the next pass, the range with the cut, what
+    lies above that, what is wanted. above: i64[2, rows, COPIES, RANGES]. All loads come first.
     """
     j, s = tl.arange(0, RANGES), tl.arange(0, P)
     best = tl.load(tops + row * parts + s, mask=s < parts, other=-float("inf"))
-    one = tl.load(above + row * RANGES + j, mask=j < DONE * RANGES, other=0)
-    two = tl.load(above + (rows + row) * RANGES + j, mask=j < (DONE - 1) * RANGES, other=0)
+    one, two, whole = tl.zeros((RANGES,), tl.int64), tl.zeros((RANGES,), tl.int64), tl.zeros((), tl.int64)
+    if DONE > 0:
+        one, whole = sums_of(above, row, rows, j, 0), sums_of(above, row, rows, RANGES - 1, 0)
+    if DONE > 1:
+        two = sums_of(above, row, rows, j, 1)
     top = tl.max(best, 0)
-    highest = key_of(top)
-    low, high = tl.full((), NOTHING, tl.int32), highest
+    low, high = tl.full((), NOTHING, tl.int32), key_of(top)
     top = tl.minimum(tl.maximum(top, -LARGEST), LARGEST)
-    near = tl.minimum(j + 1, NEAR)
-    fall = near.to(tl.float32) * FALL + (j + 1 - near).to(tl.float32) * FAR_FALL
-    bounds = tl.where(j < RANGES - 1, key_of(top - fall), NOTHING)
+    bounds = first_bound(j, top)
     beyond, wanted = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
     if DONE > 0:
-        whole = tl.sum(tl.where(j == RANGES - 1, one, 0), 0)
         wanted = tl.where(limit > 0, limit.to(tl.int64) * UNIT, mass_wanted(share, whole))
-        low, high, beyond = range_in(one, bounds, high, beyond, wanted)
-        bounds = divided(low, high)
+        column = column_of(one, wanted)
+        beyond = beyond_of(one, column, beyond)
+        low, high = first_bound(column, top), tl.where(column > 0, first_bound(column - 1, top), high)
+        bounds = second_bound(j, low, high)
     if DONE > 1:
-        low, high, beyond = range_in(two, bounds, high, beyond, wanted)
-    return top, highest, bounds, low, high, beyond, wanted
+        column = column_of(two, wanted)
+        beyond = beyond_of(two, column, beyond)
+        end = tl.where(column > 0, second_bound(column - 1, low, high), high)
+        low, high = second_bound(column, low, high), end
+    return top, bounds, low, high, beyond, wanted
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -141,13 +180,11 @@ def add_masses(
     v = load_row(logits, row, vocab, c, c < vocab)
     share, limit = tl.load(shares + row), tl.load(limits + row)
     if (share < 1) | (limit > 0):
-        top, highest, bounds, low, high, beyond, wanted = passed(
-            row, rows, tops, parts, above, share, limit, DONE, P
-        )
+        top, bounds, low, high, beyond, wanted = passed(row, rows, tops, parts, above, share, limit, DONE, P)
         weight = tl.where(limit > 0, 1.0, mass_of(v, top))
         higher = key_of(v)[:, None] > bounds[None, :]
         sums = tl.sum(tl.where(higher, weight[:, None], 0.0), 0)
-        at = above + (DONE * rows + row) * RANGES + tl.arange(0, RANGES)
+        at = above + ((DONE * rows + row) * COPIES + split % COPIES) * RANGES + tl.arange(0, RANGES)
         tl.atomic_add(at, (sums * UNIT).to(tl.int64), sem="relaxed")
 
 
@@ -165,9 +202,7 @@ def list_range(
     key = key_of(load_row(logits, row, vocab, c, c < vocab))
     share, limit = tl.load(shares + row), tl.load(limits + row)
     if (share < 1) | (limit > 0):
-        top, highest, bounds, low, high, beyond, wanted = passed(
-            row, rows, tops, parts, above, share, limit, 2, P
-        )
+        top, bounds, low, high, beyond, wanted = passed(row, rows, tops, parts, above, share, limit, 2, P)
         inside = ((key > low) & ((key <= high) | (limit > 0))).to(tl.int32)
         count = tl.sum(inside, 0)
         if count > 0:
@@ -191,6 +226,41 @@ def listed_at(
     if not BY_NUMBER:
         weight = (mass_of(v, top) * UNIT).to(tl.int64)
     return ids, tl.where(counts, key, BELOW_ALL), tl.where(counts, weight, 0)
+
+
+@triton.jit
+def mass_of_list(logits, listed, row, vocab, count, top, floor, last, C: tl.constexpr):
+    """i64: of all on the list from `floor` on."""
+    whole = tl.zeros((), tl.int64)
+    for start in range(0, count, C):
+        ids, keys, each = listed_at(start, logits, listed, row, vocab, count, top, floor, last, False, C)
+        whole += tl.sum(each, 0)
+    return whole
+
+
+@triton.jit
+def counted(
+    first, wanted, logits, listed, row, vocab, count, top, floor, last,
+    BY_NUMBER: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """(the cut among N of the list, `packed`, NONE_KEPT where all of them lie below it; the masses of those
+    kept). Kept is before which less than what is wanted lies.
+    """
+    ids, key, weight = listed_at(first, logits, listed, row, vocab, count, top, floor, last, BY_NUMBER, N)
+    before = tl.zeros((N,), tl.int64)
+    for start in range(0, count, C):
+        others, keys, weights = listed_at(
+            start, logits, listed, row, vocab, count, top, floor, last, BY_NUMBER, C
+        )
+        same = (keys[None, :] == key[:, None]) & (others[None, :] < ids[:, None])
+        ahead = (keys[None, :] > key[:, None]) | same
+        before += tl.sum(tl.where(ahead, weights[None, :], 0), 1)
+    kept = (key > BELOW_ALL) & (before < wanted)
+    mass = weight
+    if BY_NUMBER:
+        v = load_row(logits, row, vocab, ids, kept)
+        mass = (mass_of(v, top) * UNIT).to(tl.int64)
+    return tl.min(tl.where(kept, packed(key, ids), NONE_KEPT), 0), tl.sum(tl.where(kept, mass, 0), 0)
 
 
 @triton.jit
@@ -242,36 +312,50 @@ def search(
 
 @triton.jit(do_not_specialize=["rows"])
 def find_cut(
-    logits, tops, shares, limits, above, found, listed, cuts, lasts, rows, vocab, parts,
-    C: tl.constexpr, P: tl.constexpr, OVERLAP: tl.constexpr,
+    logits, tops, shares, limits, above, found, listed, few, cuts, masses, rows, vocab, parts,
+    BY_NUMBER: tl.constexpr, AFTER: tl.constexpr, N: tl.constexpr, C: tl.constexpr, MOST: tl.constexpr,
+    P: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """cuts i32[rows]: the key; lasts i32[rows]: the last id kept of those at it. Top-k first, then top-p of
-    what that leaves. Grid (rows,).
+    """cuts i64[rows], NONE_KEPT before: `packed`. BY_NUMBER: that of top-k; masses i64[rows], zeros before:
+    of what it leaves. Else that of top-p; AFTER: of what top-k leaves, few i64[rows] its cuts. Grid (rows,
+    programs).
     """
     wait_for_previous(OVERLAP)
-    row = tl.program_id(0)
+    row, split = tl.program_id(0), tl.program_id(1)
     share, limit, count = tl.load(shares + row), tl.load(limits + row), tl.load(found + row)
-    cut, last = tl.full((), BELOW_ALL, tl.int64), tl.full((), LAST_ID, tl.int64)
-    if (share < 1) | (limit > 0):
-        top, highest, bounds, low, high, beyond, wanted = passed(
-            row, rows, tops, parts, above, share, limit, 2, P
-        )
-        under, upper = low.to(tl.int64), high.to(tl.int64)
+    floor, last = tl.full((), BELOW_ALL, tl.int32), tl.full((), LAST_ID, tl.int32)
+    given = tl.full((), ALL_KEPT, tl.int64)
+    if AFTER:
+        given = tl.where(limit > 0, tl.load(few + row), given)
         if limit > 0:
-            cut, last = search(
-                under, upper, wanted, logits, listed, row, vocab, count, top, cut, last, True, C
-            )
-            whole = tl.zeros((), tl.int64)
-            for start in range(0, count, C):
-                ids, keys, masses = listed_at(
-                    start, logits, listed, row, vocab, count, top, cut, last, False, C
+            floor, last = unpacked(given)
+    wants = limit > 0
+    if not BY_NUMBER:
+        wants = share < 1
+    if wants & ((split == 0) | (split * N < count)):
+        top, bounds, low, high, beyond, wanted = passed(row, rows, tops, parts, above, share, limit, 2, P)
+        under, upper = low.to(tl.int64), high.to(tl.int64)
+        if AFTER:
+            if limit > 0:
+                under, upper = floor.to(tl.int64) - 1, key_of(top).to(tl.int64)
+                beyond, wanted = tl.zeros((), tl.int64), mass_wanted(share, tl.load(masses + row))
+        if not BY_NUMBER:
+            wanted -= beyond
+        if count <= MOST:
+            for first in range(split * N, count, tl.num_programs(1) * N):
+                cut, mass = counted(
+                    first, wanted, logits, listed, row, vocab, count, top, floor, last, BY_NUMBER, N, C
                 )
-                whole += tl.sum(masses, 0)
-            under, upper = cut - 1, highest.to(tl.int64)
-            beyond, wanted = tl.zeros((), tl.int64), mass_wanted(share, whole)
-        if share < 1:
-            cut, last = search(
-                under, upper, wanted - beyond, logits, listed, row, vocab, count, top, cut, last, False, C
+                if cut < NONE_KEPT:
+                    tl.atomic_min(cuts + row, cut, sem="relaxed")
+                    if BY_NUMBER:
+                        tl.atomic_add(masses + row, mass, sem="relaxed")
+        elif split == 0:
+            key, end = search(
+                under, upper, wanted, logits, listed, row, vocab, count, top, floor, last, BY_NUMBER, C
             )
-    tl.store(cuts + row, cut.to(tl.int32))
-    tl.store(lasts + row, last.to(tl.int32))
+            tl.store(cuts + row, packed(key, end))
+            if BY_NUMBER:
+                tl.store(masses + row, mass_of_list(logits, listed, row, vocab, count, top, key, end, C))
+    elif split == 0:
+        tl.store(cuts + row, given)

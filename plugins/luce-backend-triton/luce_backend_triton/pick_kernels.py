@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from luce_backend_triton.nucleus_kernels import RANGES, key_of, load_row
+from luce_backend_triton.nucleus_kernels import COPIES, NONE_KEPT, RANGES, key_of, load_row, unpacked
 from luce_backend_triton.waiting import let_next_start, wait_for_previous, wait_only
 
 
@@ -84,7 +84,7 @@ def process(
 @triton.jit(do_not_specialize=["rows"])
 def top_of_part(
     logits, tops, vocab, part, wanted, seq, slot, temperature, top_k, top_p, shares, limits, above, found,
-    rows, CUT: tl.constexpr, STEP: tl.constexpr, OVERLAP: tl.constexpr,
+    cuts, masses, rows, CUT: tl.constexpr, STEP: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The largest of `part` columns of one row; with CUT what the search for its cut begins with, too.
     Grid (rows, parts).
@@ -105,9 +105,11 @@ def top_of_part(
             tl.store(shares + row, tl.where(sampled, tl.load(top_p + s), 1.0))
             tl.store(limits + row, tl.where(sampled & (k > 0) & (k < vocab), k, 0).to(tl.int32))
             tl.store(found + row, 0)
-            j, none = tl.arange(0, RANGES), tl.zeros((RANGES,), tl.int64)
-            tl.store(above + row * RANGES + j, none)
-            tl.store(above + (rows + row) * RANGES + j, none)
+            tl.store(masses + row, tl.zeros((), tl.int64))
+            j, none = tl.arange(0, COPIES * RANGES), tl.zeros((COPIES * RANGES,), tl.int64)
+            for done in tl.static_range(2):
+                tl.store(cuts + done * rows + row, tl.full((), NONE_KEPT, tl.int64))
+                tl.store(above + (done * rows + row) * (COPIES * RANGES) + j, none)
 
 
 @triton.jit
@@ -119,14 +121,14 @@ def top_of(row, tops, parts, P: tl.constexpr):
 
 @triton.jit
 def best_of_part(
-    logits, wanted, seq, slot, index, temperature, seeds, min_p, tops, cuts, lasts, best, where,
+    logits, wanted, seq, slot, index, temperature, seeds, min_p, tops, cuts, best, where,
     vocab, part, parts,
     NOISE: tl.constexpr, MIN_P: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr, P: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The best of `part` columns of one row, the lowest id on ties, never a NaN. Grid (rows, parts).
 
-    cuts, lasts: of `find_cut`.
+    cuts: of `find_cut`.
     """
     let_next_start(OVERLAP)
     row, split = tl.program_id(0), tl.program_id(1)
@@ -142,7 +144,7 @@ def best_of_part(
             least = tl.load(min_p + s)
     wait_only(OVERLAP)
     if CUT:
-        cut, last_id = tl.load(cuts + row), tl.load(lasts + row)
+        cut, last_id = unpacked(tl.load(cuts + row))
     if NOISE:
         if MIN_P:
             below = tl.log(tl.maximum(least, 1e-30))

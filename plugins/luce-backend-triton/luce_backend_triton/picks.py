@@ -91,19 +91,19 @@ def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Ten
     grid, most, told = (rows, parts), triton.next_power_of_2(parts), _told(logits)
     best = torch.empty(rows, parts, device=device)
     where = torch.empty(rows, parts, dtype=torch.int32, device=device)
-    tops = cuts = lasts = best  # never read where not needed
+    tops = cuts = best  # never read where not needed
     if min_p or cut:
         search, tops = Search.of(rows, device), torch.empty(rows, parts, device=device)
         kernels.top_of_part[grid](
             logits, tops, vocab, part, b.wanted, b.seq, b.slot, table.temperature, table.top_k,
-            table.top_p, search.shares, search.limits, search.above, search.found, rows, CUT=cut, STEP=STEP,
-            **told,
+            table.top_p, search.shares, search.limits, search.above, search.found, search.cuts,
+            search.masses, rows, CUT=cut, STEP=STEP, **told,
         )  # fmt: skip
         if cut:
-            cuts, lasts = find_cuts(logits, tops, search, told)
+            cuts = find_cuts(logits, tops, search, flags & CUTS, told)
     kernels.best_of_part[grid](
         logits, b.wanted, b.seq, b.slot, b.index, table.temperature, table.seed, table.min_p,
-        tops, cuts, lasts, best, where, vocab, part, parts,
+        tops, cuts, best, where, vocab, part, parts,
         NOISE=noise, MIN_P=min_p, CUT=cut, STEP=STEP, P=most, **told,
     )  # fmt: skip
     out = torch.empty(rows, dtype=torch.int64, device=device)

@@ -188,8 +188,8 @@ def variants(target, dim, pairs):
         **dict.fromkeys(("rows", "vocab", "part", "parts", "num_seqs"), "i32"),
         "seeds": "*i64", "seq": "*i32",
     }  # fmt: skip
-    numbers |= dict.fromkeys(("limits", "found", "listed", "cuts", "lasts", "marks", "sure", "mask"), "*i32")
-    numbers |= dict.fromkeys(("above", "sees", "top_k", "min_index"), "*i64")
+    numbers |= dict.fromkeys(("limits", "found", "listed", "marks", "sure", "mask"), "*i32")
+    numbers |= dict.fromkeys(("above", "sees", "top_k", "min_index", "few", "cuts", "masses"), "*i64")
     numbers |= {"words": "i32", "most": "i32", "mask_words": "i32"}
     first = dict.fromkeys(("MASK", "BIAS", "PENALTY", "MIN_TOKENS", "NOISE"), True)
     first |= {"STEP": 1024, **overlap}
@@ -200,7 +200,10 @@ def variants(target, dim, pairs):
         yield nucleus_kernels.add_masses, passed, numbers, {"num_warps": 8}
     if ability_of(target).atomics:
         yield nucleus_kernels.list_range, {"STEP": 512, "P": 256, **overlap}, numbers, {}
-    yield nucleus_kernels.find_cut, {"C": 2048, "P": 256, **overlap}, numbers, {"num_warps": 8}
+        found = {"N": 8, "C": 1024, "MOST": 4096, "P": 256, **overlap}
+        for by_number, after in ((True, False), (False, True), (False, False)):
+            which = {"BY_NUMBER": by_number, "AFTER": after, **found}
+            yield nucleus_kernels.find_cut, which, numbers, {"num_warps": 8}
     kept = {"NOISE": True, "MIN_P": True, "CUT": True, "STEP": 1024, "P": 256, **overlap}
     yield pick_kernels.best_of_part, kept, numbers, {}
     yield pick_kernels.best_of_parts, {"P": 256, **overlap}, {**numbers, "out": "*i64"}, {"num_warps": 1}

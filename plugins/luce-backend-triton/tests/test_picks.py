@@ -148,11 +148,16 @@ def test_the_nucleus_of_rows_in_which_hardly_anything_is_possible(device):
     assert picks.sample(None, rows, b, table(device, *NUCLEUS[:2]).step([0, 1])).tolist() == [1234, 5]
 
 
-@pytest.mark.parametrize("listed", [256, 2048])
+COMPARED = pytest.mark.parametrize(("listed", "counted"), [(256, 0), (256, 4096), (1024, 4096)])
+"""Columns in one go, and how many are compared with each other: else one program searches them."""
+
+
+@COMPARED
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
-def test_a_range_of_any_number_of_candidates_is_searched(device, monkeypatch, listed, scale):
-    """Also one that registers do not hold; values lie close together, far apart, and in ties."""
+def test_a_range_of_any_number_of_candidates_is_searched(device, monkeypatch, listed, counted, scale):
+    """Also more than one go holds; values lie close together, far apart, and in ties."""
     monkeypatch.setattr(nucleus, "LISTED", listed)
+    monkeypatch.setattr(nucleus, "COUNTED", counted)
     rows = (logits(device, 6, 2000) * scale).mul(64).round().div(64)
     rows[0, 17], rows[1, 5:900], rows[2, 700] = torch.inf, -torch.inf, torch.nan
     of = table(device, *NUCLEUS)
@@ -203,13 +208,18 @@ def test_few_lie_in_the_range_that_is_searched_wherever_the_cut_is(device, sprea
 
 
 def search_of(shares, limits):
-    above = torch.zeros(2, len(shares), 32, dtype=torch.int64, device=shares.device)
-    return nucleus.Search(shares, limits, above, torch.zeros_like(limits))
+    made = nucleus.Search.of(len(shares), shares.device)
+    for numbers in (made.above, made.found, made.masses):
+        numbers.zero_()
+    made.cuts.fill_((1 << 63) - 1)
+    return evolve(made, shares=shares, limits=limits)
 
 
 def kept_of(rows, search):
     """What `find_cuts` leaves of each row, as bool."""
-    cut, last = nucleus.find_cuts(rows, rows.amax(1, keepdim=True), search, picks._told(rows))
+    tops, told = rows.amax(1, keepdim=True), picks._told(rows)
+    found = nucleus.find_cuts(rows, tops, search, frozenset({"top_p"}), told)
+    cut, last = found >> 32, 0x7FFFFFFF - (found & 0xFFFFFFFF)
     bits = (rows + 0.0).view(torch.int32)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     places = torch.arange(rows.shape[1], device=rows.device)[None]
@@ -285,11 +295,12 @@ def test_what_nobody_asked_for_costs_nothing(device):
     assert picks.process_logits(None, rows, batch(device), step) is rows
 
 
-@pytest.mark.parametrize("listed", [256, 2048])
+@COMPARED
 @pytest.mark.parametrize("more", [{}, {"top_p": 0.8}, {"top_p": 0.5, "min_p": 0.1}, {"top_p": 0.99999994}])
-def test_the_best_few_are_those_of_the_reference(device, monkeypatch, listed, more):
+def test_the_best_few_are_those_of_the_reference(device, monkeypatch, listed, counted, more):
     """Few, many, all but one, as many as there are; beside a row without a limit."""
     monkeypatch.setattr(nucleus, "LISTED", listed)
+    monkeypatch.setattr(nucleus, "COUNTED", counted)
     numbers = (1, 20, 300, 1499, 1500, 0)
     of = table(device, *[SamplingParams(seed=n, top_k=k, **more) for n, k in enumerate(numbers)])
     b, rows = batch(device, tuple(range(6)), 1), logits(device, 6, 1500)
