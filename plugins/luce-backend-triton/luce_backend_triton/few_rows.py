@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from attrs import frozen
@@ -51,12 +51,14 @@ class Shape:
         """Of one of `grid` thread blocks, for a matrix of tiles × blocks records."""
         if self.kind == "mma":
             return self.ring_bytes(fmt) + self.stages * self.x_rows * X_BYTES
-        sums = self.warps * self.warp_room(tiles, blocks, grid) * 16 * self.x_rows * 4
+        workers = min(grid, tiles)
+        sums = -(-tiles // workers) * self.parts(tiles, blocks, workers) * 16 * self.x_rows * 4
         return self.ring_bytes(fmt) + blocks * self.x_rows * X_BYTES + sums
 
-    def warp_room(self, tiles: int, blocks: int, grid: int) -> int:
-        """gemv: the most tiles one warp has part of."""
-        return -(-(-(-tiles // grid) * blocks) // self.warps) // blocks + 2
+    def parts(self, tiles: int, blocks: int, workers: int) -> int:
+        """gemv: the most warps that share a tile."""
+        each = tiles // workers * blocks // self.warps
+        return min(self.warps, (blocks - 2) // each + 2 if each else blocks)
 
     def owners(self, tiles: int) -> int:
         """mma: thread blocks' shares of rows."""
@@ -94,7 +96,18 @@ class _Out(ctypes.Structure):
     )
 
 
-POINTER, INT = ctypes.c_void_p, ctypes.c_int
+POINTER, INT, WORD = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
+
+
+class Shares(ctypes.Structure):
+    """`Shares` of csrc/common.cuh."""
+
+    _fields_ = (("each", ctypes.c_int), ("more", ctypes.c_int))
+
+
+def inverse(divisor: int) -> int:
+    """For `quotient` of csrc/common.cuh."""
+    return -(-(1 << 32) // divisor) & 0xFFFFFFFF
 
 
 @cache
@@ -215,6 +228,14 @@ class Beside:
 ALONE = Beside()
 
 
+def sizes(shape: Shape, tiles: int, blocks: int, grid: int) -> tuple[int, list[Any]]:
+    """Thread blocks that have work, and what gemv is told of the matrix."""
+    workers = min(grid, tiles)
+    parts = shape.parts(tiles, blocks, workers)
+    across = (INT(blocks), WORD(inverse(blocks)), INT(parts), WORD(inverse(parts)))
+    return workers, [Shares(*divmod(tiles, workers)), *across]
+
+
 def launch(
     name: str,
     records: Tensor,
@@ -238,17 +259,18 @@ def launch(
     passes = -(-m // shape.x_rows)
     sums, arrived = None, None
     if shape.kind == "gemv":
-        room = shape.warp_room(tiles, blocks, grid)
+        grid, cut = sizes(shape, tiles, blocks, grid)
     else:
         owners = shape.owners(tiles)
         room = min(-(-grid // owners) + 1, blocks)
         counters = passes * owners * shape.warps
         count = counters * room * shape.tiles * 16 * shape.x_rows
         sums, arrived = workspace(device, beside.place).take(count, counters)
+        cut = [INT(tiles), INT(blocks), INT(room)]
     given = (None if extra is None else extra.data_ptr() for extra in (scale, bias, residual))
     ldr = 0 if residual is None else residual.stride(0)
     out = _Out(*given, y.data_ptr(), sums, arrived, m, rows, ldr, y.stride(0), beside.bits)
-    args = [POINTER(records.data_ptr()), POINTER(x.data_ptr()), out, INT(tiles), INT(blocks), INT(room)]
+    args = [POINTER(records.data_ptr()), POINTER(x.data_ptr()), out, *cut]
     stream = torch.cuda.current_stream(device).cuda_stream
     kernel(device.index or 0, name, shape).launch(
         (grid, 1, passes),

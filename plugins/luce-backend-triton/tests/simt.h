@@ -116,6 +116,7 @@ static uint32_t __ballot_sync(unsigned, bool mine) {
   for (int i = 0; i < 32; i++) all |= (uint32_t)__shfl_sync(~0u, (int)mine, i) << i;
   return all;
 }
+static uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 static int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 
 // --- instructions

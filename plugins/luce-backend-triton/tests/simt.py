@@ -123,11 +123,11 @@ def fields(*of):
     return type("Fields", (ctypes.Structure,), {"_fields_": of})
 
 
-PRODUCT = "const u8 *records; const u8 *x; Out out; int tiles; int blocks; int room;"
-ProductGiven = fields(
-    ("records", ctypes.c_void_p), ("x", ctypes.c_void_p), ("out", few_rows._Out),
-    *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")),
-)  # fmt: skip
+FRONT = "const u8 *records; const u8 *x; Out out;"
+CUT = {
+    "gemv": "Shares tiles; int blocks; u32 by_blocks; int parts; u32 by_parts;",
+    "mma": "int tiles; int blocks; int room;",
+}
 
 
 def product(
@@ -142,19 +142,23 @@ def product(
     records = formats.pack(name, torch.from_numpy(data)).contiguous()
     given, y = few_rows.prepare(x, shape.kind).contiguous(), torch.full((m, rows), torch.nan)
     (tiles, across, _), passes = records.shape, -(-m // shape.x_rows)
-    room, counters = shape.warp_room(tiles, across, grid), 0
     if shape.kind == "mma":
-        owners = shape.owners(tiles)
+        owners, workers = shape.owners(tiles), grid
         room, counters = min(-(-grid // owners) + 1, across), passes * owners * shape.warps
+        cut = [few_rows.INT(one) for one in (tiles, across, room)]
+    else:
+        room = counters = 0
+        workers, cut = few_rows.sizes(shape, tiles, across, grid)
     sums = torch.full((counters * room * shape.tiles * 16 * shape.x_rows,), torch.nan)
     arrived = torch.zeros(counters, dtype=torch.int32)
     at = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), sums.data_ptr(), arrived.data_ptr())
     out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0))
-    it = ProductGiven(records.data_ptr(), given.data_ptr(), out, tiles, across, room)
+    args = [ctypes.c_void_p(records.data_ptr()), ctypes.c_void_p(given.data_ptr()), out, *cut]
+    it = fields(*((f"f{i}", type(arg)) for i, arg in enumerate(args)))(*args)
     function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape)
     defined["IMMA"] = int(imma)
-    library = build(folder, shape.kind, function, defined, PRODUCT)
+    library = build(folder, shape.kind, function, defined, FRONT + CUT[shape.kind])
     shared = shape.shared_bytes(fmt, tiles, across, grid)
-    library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, passes)
+    library.launch_deep(ctypes.byref(it), workers, 32 * shape.warps, shared, passes)
     assert not arrived.any()
     return y

@@ -38,6 +38,8 @@ def close(y, want, bits):
     [
         ("Q4_K", 200, 768, 4, Shape("gemv", 1, 1, 10, 4)),  # more tiles than thread blocks
         ("Q4_K", 40, 2560, 5, Shape("gemv", 1, 1, 12, 3)),  # fewer
+        ("Q4_K", 112, 2560, 5, Shape("gemv", 1, 1, 3, 3)),  # one or two for each
+        ("Q4_K", 112, 768, 4, Shape("gemv", 1, 1, 12, 3)),  # no unit for some warps
         ("Q6_K", 520, 512, 2, Shape("gemv", 2, 1, 4, 2)),
         ("Q8_0", 40, 320, 3, Shape("gemv", 1, 1, 4, 2)),
         ("IQ4_XS", 40, 256, 1, Shape("gemv", 1, 1, 2, 2)),

@@ -327,77 +327,83 @@ __device__ __forceinline__ void leave(float (&total)[2][X_ROWS], float* mine, in
     }
 }
 
-// Grid: (blocks, 1, blocks of X_ROWS rows of x). x: [blocks][m][X_BYTES], of 256 columns each, as above, and at X_FACTOR
-// the f32 that x is to be multiplied with.
+// Grid: (at most as many as tiles, 1, blocks of X_ROWS rows of x). x: [blocks][m][X_BYTES], of 256 columns each, as above, and
+// at X_FACTOR the f32 that x is to be multiplied with.
 // A thread block takes whole tiles: sums that meet through memory would cost more than an uneven share. Its warps share
-// their units evenly, and sums meet in shared memory: x, rings, then f32[WARPS][room][X_ROWS][16], by warp and its
-// how-manieth tile.
+// their units evenly, and sums meet in shared memory: x, rings, then f32[tiles][parts][X_ROWS][16], where of the warps that
+// share a tile each has a part of its own, and parts of none are zeros.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
-gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tiles, int blocks, int room) {
+gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Shares tiles, int blocks, u32 by_blocks, int parts, u32 by_parts) {
   extern __shared__ __align__(16) u8 shared[];
-  const int grid = min(gridDim.x, tiles);
-  if (blockIdx.x >= grid) return;
   begin_beside(out.beside);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int first_row = blockIdx.z * X_ROWS, live = ONE_ROW ? 1 : min(out.m - first_row, X_ROWS);
-  const int tile0 = first_unit(blockIdx.x, grid, tiles), num_tiles = first_unit(blockIdx.x + 1, grid, tiles) - tile0;
-  const int units = num_tiles * blocks, begin = first_unit(warp, WARPS, units), end = first_unit(warp + 1, WARPS, units);
+  const int tile0 = first_of(tiles, blockIdx.x), num_tiles = first_of(tiles, blockIdx.x + 1) - tile0, units = num_tiles * blocks;
+  const Shares shares = {units / WARPS, units % WARPS};
+  const int begin = first_of(shares, warp), end = first_of(shares, warp + 1), sums = num_tiles * X_ROWS * 16;
   u8* ring = shared + X_ROWS * blocks * X_BYTES + warp * STAGES * RECORD;
   float* partial = (float*)(shared + X_ROWS * blocks * X_BYTES + WARPS * STAGES * RECORD);
-
   const u8* source = records + ((size_t)tile0 * blocks + begin) * RECORD;
   int left = end - begin;
   u8* to = ring;
+  source += lane * 16, to += lane * 16;
   auto fetch = [&]() {
-    if (left > 0) copy_record(to, source, lane);
+    if (left > 0) copy_lanes(to, source, lane);
     commit();
     source += RECORD;
     left--;
-    to = to == ring + (STAGES - 1) * RECORD ? ring : to + RECORD;
+    to = to == ring + (STAGES - 1) * RECORD + lane * 16 ? ring + lane * 16 : to + RECORD;
   };
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) fetch();
-  const int sums = num_tiles * live * 16;
-  const int meets_at = ONE_ROW ? settled(worker_of(threadIdx.x / 16 * blocks, WARPS, units)) : 0;  // of a thread's first sum
+#pragma unroll 1
+  for (int i = threadIdx.x * 4; i < sums * parts; i += 32 * WARPS * 4) *(float4*)(partial + i) = float4{0.f, 0.f, 0.f, 0.f};
+  const int first_row = blockIdx.z * X_ROWS, live = ONE_ROW ? 1 : min(out.m - first_row, X_ROWS);
+  const int tile = quotient(begin, by_blocks), part = warp - quotient(warp, by_parts) * parts;
+  int block = settled(begin - tile * blocks);
+  float* mine = partial + (tile * parts + part) * (16 * X_ROWS) + (lane >> 2);
   wait_for_x(out.beside);
+  float residual = 0.f;  // thread i finishes sum i first: its residual is asked for now
 #pragma unroll(ONE_ROW ? 1 : 4)
-  for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
-    const int block = i / (live * (X_BYTES / 16)), piece = i % (live * (X_BYTES / 16));
-    copy16(shared + block * X_ROWS * X_BYTES + piece * 16, x + ((size_t)block * out.m + first_row) * X_BYTES + piece * 16);
+  for (int i = threadIdx.x; i < blocks * X_ROWS * (X_BYTES / 16); i += 32 * WARPS) {
+    const int at = i / (X_ROWS * (X_BYTES / 16)), piece = i % (X_ROWS * (X_BYTES / 16));
+    if (ONE_ROW || piece < live * (X_BYTES / 16))
+      copy16(shared + at * X_ROWS * X_BYTES + piece * 16, x + ((size_t)at * out.m + first_row) * X_BYTES + piece * 16);
   }
   commit();
-  float residual = 0.f;  // thread i finishes sum i first: its residual is asked for now
-  if (threadIdx.x < sums) residual = residual_of(out, (tile0 + threadIdx.x / (16 * live)) * 16 + threadIdx.x % 16, first_row + threadIdx.x / 16 % live);
+  if (threadIdx.x < sums) residual = residual_of(out, (tile0 + threadIdx.x / (16 * X_ROWS)) * 16 + threadIdx.x % 16, first_row + threadIdx.x / 16 % X_ROWS);
   wait_all();
   __syncthreads();
   float total[2][X_ROWS] = {};
   const u8* record = ring;
-  float* mine = partial + warp * room * (16 * X_ROWS) + (lane >> 2);
-  int block = begin % blocks;
   for (int i = begin; i < end; i++) {
     wait();
     __syncwarp();
     fetch();
     multiply(total, record, shared + block * X_ROWS * X_BYTES, lane);
-    record = record == ring + (STAGES - 1) * RECORD ? ring : record + RECORD;
+    const bool again = record == ring + (STAGES - 1) * RECORD;
+    record = again ? ring : record + RECORD;
     if (++block == blocks || i == end - 1) {
       block = 0;
       leave(total, mine, lane);
-      mine += 16 * X_ROWS;
+      mine += parts * (16 * X_ROWS);
     }
   }
   __syncthreads();
 
   for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
-    const int row = i % 16, n = i / 16 % live, tile = i / (16 * live), until = (tile + 1) * blocks;
+    const int row = i % 16, n = i / 16 % X_ROWS, of = i / (16 * X_ROWS);
+    const float* from = partial + of * parts * (16 * X_ROWS) + n * 16 + row;
     float v = 0.f;
-    for (int w = ONE_ROW && i == threadIdx.x ? meets_at : worker_of(tile * blocks, WARPS, units); w < WARPS; w++) {
-      const int start = first_unit(w, WARPS, units);
-      if (start >= until) break;
-      if (start < first_unit(w + 1, WARPS, units)) v += partial[(w * room + tile - start / blocks) * (16 * X_ROWS) + n * 16 + row];
+#pragma unroll 1
+    for (int k = 0; k < parts; k += 4) {
+      float some[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) some[j] = k + j < parts ? from[(k + j) * (16 * X_ROWS)] : 0.f;
+#pragma unroll
+      for (int j = 0; j < 4; j++) v += some[j];
     }
-    if (i == threadIdx.x) finish_with(out, v, residual, (tile0 + tile) * 16 + row, first_row + n);
-    else finish(out, v, (tile0 + tile) * 16 + row, first_row + n);
+    if (i == threadIdx.x) finish_with(out, v, residual, (tile0 + of) * 16 + row, first_row + n);
+    else finish(out, v, (tile0 + of) * 16 + row, first_row + n);
   }
   end_beside(out.beside);
 }
