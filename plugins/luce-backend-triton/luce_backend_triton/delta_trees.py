@@ -54,7 +54,7 @@ def shared_bytes(rows: int) -> int:
     stride, even = DIM + 16, -(-rows // 16) * 16
     first = 4 * (TAPS - 1 + rows) * 3 * DIM
     solved = rows * (rows + 4) + even * (20 if rows == 32 else 12) + DIM * (rows // 2 + 2)
-    later = 4 * ((rows + even) * stride + solved)
+    later = 4 * (2 * even * stride + solved)
     return max(first, later) + rows * (4 * stride + 2 * 2 * (DIM + 8) + 16 + 3 * 4) + even * 8 * 4
 
 

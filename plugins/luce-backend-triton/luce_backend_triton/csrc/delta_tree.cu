@@ -19,6 +19,7 @@
 #define EVEN ((ROWS + 15) / 16 * 16)
 #define READERS 8              // warps of the state
 #define MAKERS 12              // of the convolution
+#define SOLVERS 4              // a thread for every column; those behind them make gates meanwhile
 #define DIM 128
 #define ABOVE 3                // rows of the window
 #define WIDE (3 * DIM)         // numbers of a row: q, k, v of this head
@@ -45,7 +46,7 @@ struct Tree {
 };
 
 struct Later {                 // where x was, when it has been read
-  float z[ROWS * ROW_STRIDE], y[EVEN * ROW_STRIDE];
+  float gate[EVEN * ROW_STRIDE], y[EVEN * ROW_STRIDE];
   float t[ROWS * T_STRIDE];    // [j][i]: step, key i times key j, decay from j to i
   u32 a[EVEN * A_STRIDE];      // [i][j]: query i times key j, decay, as halves
   u32 u[DIM * U_STRIDE];       // [column][row], as halves
@@ -79,6 +80,11 @@ __device__ __forceinline__ float sigmoid(float x) { return inverse_of(1.f + exp_
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 __device__ __forceinline__ float4 scaled(const float4& v, float by) { return float4{v.x * by, v.y * by, v.z * by, v.w * by}; }
 __device__ __forceinline__ float square(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+
+template <class T> __device__ __forceinline__ T* settled(T* at) {  // known from here on
+  asm volatile("" : "+l"(at));
+  return at;
+}
 
 // The row above a row; -1, -2 and -3 are those of the window, the newest first.
 __device__ __forceinline__ int row_above(int row, int parent) {
@@ -121,22 +127,21 @@ __device__ __forceinline__ void convolve(Shared& s, const float4 (&w)[4], int pa
       to_x += x_stride;
       sum[e] = square(made[e]);
     }
-    if (part < 2) {
+    if (part == 2) {
 #pragma unroll
-      for (int i = 16; i; i >>= 1)
-#pragma unroll
-        for (int e = 0; e < 2; e++) sum[e] += __shfl_xor_sync(~0u, sum[e], i);
+      for (int e = 0; e < 2; e++)
+        if (row + e < end) *(float4*)(s.v + (row + e) * ROW_STRIDE + 4 * lane) = made[e];
+      continue;
     }
 #pragma unroll
+    for (int i = 16; i; i >>= 1)
+#pragma unroll
+      for (int e = 0; e < 2; e++) sum[e] += __shfl_xor_sync(~0u, sum[e], i);
+#pragma unroll
     for (int e = 0; e < 2; e++) {
-      if (row + e >= end) break;
-      if (part == 2) {
-        *(float4*)(s.v + (row + e) * ROW_STRIDE + 4 * lane) = made[e];
-        continue;
-      }
       const float4 y = scaled(made[e], inverse_root(sum[e] + eps));
-      *(u32x2*)(s.q + (part * ROWS + row + e) * HALF_STRIDE + 4 * lane) = u32x2{pack(y.x, y.y), pack(y.z, y.w)};
-      if (part == 1 && keeps) *(float4*)to_k = y;
+      if (row + e < end) *(u32x2*)(s.q + (part * ROWS + row + e) * HALF_STRIDE + 4 * lane) = u32x2{pack(y.x, y.y), pack(y.z, y.w)};
+      if (part == 1 && keeps && row + e < end) *(float4*)to_k = y;
       to_k += k_stride;
     }
   }
@@ -151,7 +156,7 @@ delta_tree(Tree o) {
   let_next_start();
   const int h = blockIdx.x, heads = gridDim.x, seq = blockIdx.z, warp = __shfl_sync(~0u, (int)threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   const int g = lane >> 2, t = lane & 3;
-  const size_t slot = o.slots[seq], log = slot * o.most;
+  const size_t slot = load1(o.slots + seq), log = slot * o.most;  // asked for together with where rows begin
   const int start = o.query_start[seq], rows = o.query_start[seq + 1] - start, octets = (rows + 7) / 8;
   if (rows <= o.above || rows > ROWS) {
     wait_for_previous();
@@ -175,9 +180,9 @@ delta_tree(Tree o) {
     for (int i = 0; i < 8; i++)
 #pragma unroll
       for (int e = 0; e < 4; e++) memory[i][e] = load2(from + (16 * i + e / 2 * 8 + e % 2) * DIM);
-    weight = load4(o.norm + column);
   }
   if (warp < MAKERS) {
+    weight = load4(o.norm + 4 * lane);
 #pragma unroll
     for (int e = 0; e < 4; e++) taps[e] = load4(o.taps + (channel_of(warp >> 2) + 4 * lane + e) * 4);
   } else {
@@ -195,6 +200,7 @@ delta_tree(Tree o) {
       *(float4*)(s.v + row * ROW_STRIDE + 4 * lane) = float4{0.f, 0.f, 0.f, 0.f};
     }
   }
+  const float* from = o.qkv + (size_t)(start + first) * o.ldqkv + channel;
   wait_for_previous();
 
   // --- what the launch in front has written, all asked for at once
@@ -202,7 +208,6 @@ delta_tree(Tree o) {
   u32 b[8][2][2];  // the state: 16 channels, one of two columns, pairs of channels
   if (warp < MAKERS) {
     constexpr int STEP = MAKERS * 32 / PIECES;
-    const float* from = o.qkv + (size_t)(start + first) * o.ldqkv + channel;
     float* to = s.x + (ABOVE + first) * WIDE + piece * 4;
 #pragma unroll 1
     for (int row = first; row < rows; row += STEP, from += (size_t)STEP * o.ldqkv, to += STEP * WIDE) copy16(to, from);
@@ -219,13 +224,13 @@ delta_tree(Tree o) {
         b[i][1][e] = pack(memory[i][2 * e].y, memory[i][2 * e + 1].y);
       }
   }
+  const int part = warp >> 2, each = 2 * octets, begin = (warp & 3) * each;
+  float* to_x = settled(o.log_x + (log + begin) * channels + channel_of(part) + 4 * lane);
+  float* to_k = settled(o.log_k + ((log + begin) * KEY_HEADS + kh) * DIM + 4 * lane);
   wait_all();
   __syncthreads();
 
   if (warp < MAKERS) {
-    const int part = warp >> 2, each = 2 * octets, begin = (warp & 3) * each;
-    float* to_x = o.log_x + (log + begin) * channels + channel_of(part) + 4 * lane;
-    float* to_k = o.log_k + ((log + begin) * KEY_HEADS + kh) * DIM + 4 * lane;
     const bool keeps = h < KEY_HEADS || part == 2;  // one value head of each key head's
     convolve(s, taps, part, begin, min(rows, begin + each), lane, o.unit_eps, keeps, to_x, channels, to_k, KEY_HEADS * DIM);
   } else {
@@ -242,10 +247,11 @@ delta_tree(Tree o) {
   }
   __syncthreads();
 
-  if (warp < MAKERS) {  // gates, for the end
-    const float* from = o.z + (size_t)(start + warp) * o.ldz + h * DIM + 4 * lane;
+  if (warp >= SOLVERS && warp < MAKERS) {
+    const float* from = o.z + (size_t)(start + warp - SOLVERS) * o.ldz + h * DIM + 4 * lane;
 #pragma unroll 1
-    for (int row = warp; row < rows; row += MAKERS, from += (size_t)MAKERS * o.ldz) copy16(later.z + row * ROW_STRIDE + 4 * lane, from);
+    for (int row = warp - SOLVERS; row < rows; row += MAKERS - SOLVERS, from += (size_t)(MAKERS - SOLVERS) * o.ldz)
+      copy16(later.gate + row * ROW_STRIDE + 4 * lane, from);
   }
   // Of the matrices of a tile: channels 0 to 7 of keys, of queries, then 8 to 15. Of an octet of keys alone: 32 channels.
   const u16* of_tile = (lane & 8 ? s.q : s.k) + (lane & 7) * HALF_STRIDE + (lane & 16) / 2;
@@ -299,7 +305,7 @@ delta_tree(Tree o) {
   }
   __syncthreads();
 
-  if (threadIdx.x < DIM) {
+  if (warp < SOLVERS) {
     const int d = threadIdx.x;
 #pragma unroll 1
     for (int n = 0; n < octets; n++) {
@@ -331,8 +337,14 @@ delta_tree(Tree o) {
       u32* halves = later.u + d * U_STRIDE + 4 * n;
       *(u32x2*)halves = u32x2{pack(u[0], u[1]), pack(u[2], u[3])}, *(u32x2*)(halves + 2) = u32x2{pack(u[4], u[5]), pack(u[6], u[7])};
     }
+  } else if (warp < MAKERS) {
+    wait_all();  // for what this thread itself has copied
+#pragma unroll 1
+    for (int row = warp - SOLVERS; row < rows; row += MAKERS - SOLVERS) {
+      float4& z = *(float4*)(later.gate + row * ROW_STRIDE + 4 * lane);
+      z = float4{weight.x * silu(z.x), weight.y * silu(z.y), weight.z * silu(z.z), weight.w * silu(z.w)};
+    }
   }
-  wait_all();
   __syncthreads();
 
   if (warp < READERS) {
@@ -357,10 +369,8 @@ delta_tree(Tree o) {
       if (t < 2) s.squares[8 * (n + t) + g][warp] = t ? sum[1] : sum[0];
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        if (n + e >= octets) break;
-        const float4 z = *(const float4*)(later.z + (8 * (n + e) + g) * ROW_STRIDE + column);
-        *(e ? lower : upper) = float4{y[e].x * weight.x * silu(z.x), y[e].y * weight.y * silu(z.y), y[e].z * weight.z * silu(z.z),
-                                      y[e].w * weight.w * silu(z.w)};
+        const float4 by = *(const float4*)(later.gate + (8 * (n + e) + g) * ROW_STRIDE + column);
+        *(e ? lower : upper) = float4{y[e].x * by.x, y[e].y * by.y, y[e].z * by.z, y[e].w * by.w};
       }
     }
   } else if (warp < MAKERS) {
