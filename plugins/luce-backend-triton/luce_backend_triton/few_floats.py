@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 
 import torch
@@ -12,50 +11,15 @@ from torch import Tensor
 
 from luce_backend_triton import few_rows, nvrtc
 from luce_backend_triton.few_rows import INT, POINTER
+from luce_backend_triton.given import Given, in_of
 from luce_backend_triton.shapes import room_of
 
-ACT_CODES = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
 MOST_ROWS = 2
-ALIGNMENT = 4
-"""Floats of x that are read at a time: rows and their starts are multiples of it."""
 WARPS, BLOCKS = 16, 2
 """Of a thread block; blocks per multiprocessor."""
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 ROWS = 4
 CHUNK = 256
-
-
-@frozen(eq=False)
-class Given:
-    """x, norm(x) or act(x) · up, not computed yet."""
-
-    x: Tensor
-    """f32[m, k], columns side by side."""
-    up: Tensor | None = None
-    """Strides as x."""
-    weight: Tensor | None = None
-    """Of the norm."""
-    eps: float = 0.0
-    act: str = ""
-
-    def readable(self) -> bool:
-        """Whether the kernels can read it: four floats at a time."""
-        parts = (self.x, *(part for part in (self.up, self.weight) if part is not None))
-        return (
-            self.x.shape[1] % ALIGNMENT == 0
-            and all(part.data_ptr() % (4 * ALIGNMENT) == 0 for part in parts)
-            and (self.x.shape[0] == 1 or self.x.stride(0) % ALIGNMENT == 0)
-        )
-
-
-class _In(ctypes.Structure):
-    """`In` of csrc/dense.cu."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "up", "weight")),
-        *((name, ctypes.c_int) for name in ("k", "ldx", "act")),
-        ("eps", ctypes.c_float),
-    )
 
 
 @cache
@@ -75,11 +39,6 @@ class Behind:
 
 def _at(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _in(given: Given) -> _In:
-    k, ldx = given.x.shape[1], given.x.stride(0)
-    return _In(_at(given.x), _at(given.up), _at(given.weight), k, ldx, ACT_CODES[given.act], given.eps)
 
 
 def _out(y: Tensor, behind: Behind) -> few_rows._Out:
@@ -117,11 +76,11 @@ def launch(weight: Tensor, given: Given, y: Tensor, behind: Behind) -> bool:
     per = BLOCKS if room.fits(shared, BLOCKS) else 1
     groups = -(-n // ROWS)
     grid = min(room.multiprocessors * per, -(-groups // teams))
-    args = [POINTER(weight.data_ptr()), _in(given), _out(y, behind), INT(wide)]
+    args = [POINTER(weight.data_ptr()), in_of(given), _out(y, behind), INT(wide)]
     stream = torch.cuda.current_stream(weight.device).cuda_stream
     kernel = _loaded(weight.device.index or 0, tuple(defines.items()))
     kernel.launch((grid, 1, 1), 32 * WARPS, shared, stream, args)
     return True
 
 
-__all__ = ["Behind", "Given", "defines_of", "launch"]
+__all__ = ["Behind", "defines_of", "launch"]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from luce_backend_triton import capability, nvrtc
 from luce_backend_triton.formats import FORMATS, FP4_VALUES, RECORD_COLS, SCALE_KINDS, RecordFormat
+from luce_backend_triton.given import Given, in_of
 
 GEMV_ROWS = 2
 """Most rows of x for the integer kernel; more are quicker on tensor cores (LOG.md 2026-11-29)."""
@@ -42,6 +43,8 @@ class Shape:
     stages: int
     resident: int = 1
     """Thread blocks a multiprocessor is to hold, in registers."""
+    makes: int = 0
+    """gemv: blocks of 256 columns of one row that a warp makes ready; 0: x comes ready."""
 
     def ring_bytes(self, fmt: RecordFormat) -> int:
         """Records on their way, of one thread block."""
@@ -53,7 +56,8 @@ class Shape:
             return self.ring_bytes(fmt) + self.stages * self.x_rows * X_BYTES
         workers = min(grid, tiles)
         sums = -(-tiles // workers) * self.parts(tiles, blocks, workers) * 16 * self.x_rows * 4
-        return self.ring_bytes(fmt) + blocks * self.x_rows * X_BYTES + sums
+        squares = 4 * self.warps
+        return self.ring_bytes(fmt) + blocks * self.x_rows * X_BYTES + sums + squares
 
     def parts(self, tiles: int, blocks: int, workers: int) -> int:
         """gemv: the most warps that share a tile."""
@@ -79,6 +83,7 @@ def defines(fmt: RecordFormat, shape: Shape) -> dict[str, int]:
         "WARPS": shape.warps,
         "STAGES": shape.stages,
         "RESIDENT": shape.resident,
+        "MAKES": shape.makes,
     }
 
 
@@ -240,7 +245,7 @@ def launch(
     name: str,
     records: Tensor,
     rows: int,
-    x: Tensor,
+    x: Tensor | Given,
     y: Tensor,
     shape: Shape,
     grid: int,
@@ -252,10 +257,10 @@ def launch(
 ) -> None:
     """y f32[m, rows] (any row stride) = x Wᵀ · scale + bias + residual, by `grid` thread blocks.
 
-    x: as `prepare` makes it. beside: not alone where the launch before or behind is another product of x.
+    x: as `prepare` makes it, or x or norm(x), which the kernel makes so itself (`Shape.makes`). beside: not
+    alone where the launch before or behind is another product of x.
     """
-    blocks, m, _ = x.shape
-    tiles, device = records.shape[0], records.device
+    (tiles, blocks, _), device, m = records.shape, records.device, y.shape[0]
     passes = -(-m // shape.x_rows)
     sums, arrived = None, None
     if shape.kind == "gemv":
@@ -270,7 +275,8 @@ def launch(
     given = (None if extra is None else extra.data_ptr() for extra in (scale, bias, residual))
     ldr = 0 if residual is None else residual.stride(0)
     out = _Out(*given, y.data_ptr(), sums, arrived, m, rows, ldr, y.stride(0), beside.bits)
-    args = [POINTER(records.data_ptr()), POINTER(x.data_ptr()), out, *cut]
+    given_x = in_of(x) if isinstance(x, Given) else POINTER(x.data_ptr())
+    args = [POINTER(records.data_ptr()), given_x, out, *cut]
     stream = torch.cuda.current_stream(device).cuda_stream
     kernel(device.index or 0, name, shape).launch(
         (grid, 1, passes),

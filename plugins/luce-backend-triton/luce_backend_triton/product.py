@@ -7,13 +7,14 @@ from functools import cache
 
 import torch
 import triton
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor
 
 from luce_backend_triton import capability, few_floats, few_rows, kernels, shapes
-from luce_backend_triton.few_floats import Behind, Given
+from luce_backend_triton.few_floats import Behind
 from luce_backend_triton.few_rows import ALONE, X_BYTES, Beside, Kind, Shape
 from luce_backend_triton.formats import RECORD_COLS, blocks_of
+from luce_backend_triton.given import Given
 from luce_backend_triton.matrix import Dense, Matrix
 from luce_backend_triton.memory import SCRATCH_BYTES
 from luce_core.contracts import Clamp, Norm
@@ -23,6 +24,10 @@ CHUNK, WIDEST = 1024, 8192
 BLOCKS = 4
 """Of 256 columns of a row that one program makes ready for csrc/mma.cu: where there is a norm, it reads the
 whole row. The same for any number of rows, since a block's sums have the order of a program's warps.
+"""
+MOST_MADE, MOST_NORMED = 1, 2
+"""Blocks of 256 columns of the only row that a warp of csrc/gemv.cu makes ready, of x and of norm(x), for
+which programs of another launch would each have to read the whole row.
 """
 PORTABLE_LIMIT = 64
 """Most rows the Triton product takes; more go through dense weights."""
@@ -152,9 +157,13 @@ def product(
     found = _few(matrix, m, cuda)
     if found is not None:
         shape, grid = found
+        given = _unready(shape, matrix, rows)
+        if given is not None:
+            shape = evolve(shape, makes=-(-matrix.blocks // shape.warps))
         y = torch.empty(m, matrix.rows, device=device)
         few_rows.launch(
-            matrix.format, matrix.records, matrix.rows, rows.few(shape.kind), y, shape, grid,
+            matrix.format, matrix.records, matrix.rows, rows.few(shape.kind) if given is None else given, y,
+            shape, grid,
             scale=scale, bias=bias, residual=residual, beside=beside,
         )  # fmt: skip
         return y
@@ -162,6 +171,14 @@ def product(
         most = PORTABLE_TILE if capability.on(device).matrix else PORTABLE_SMALL
         return portable(matrix, rows, behind, max(16, min(most, triton.next_power_of_2(m))))
     return _finish(_many(matrix, rows), rows.dense()[1], behind)
+
+
+def _unready(shape: Shape, matrix: Matrix, rows: Rows) -> Given | None:
+    """What the kernel makes ready itself; None: `Rows.few` does."""
+    if shape.kind != "gemv" or rows.x.shape[0] != 1 or rows.up is not None or rows.made("gemv") is not None:
+        return None
+    most = MOST_MADE if rows.norm is None else MOST_NORMED
+    return rows.given() if matrix.blocks <= most * shape.warps else None
 
 
 def on_floats(dense: Dense, rows: Rows, behind: Behind) -> Tensor | None:

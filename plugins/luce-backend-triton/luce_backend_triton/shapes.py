@@ -26,12 +26,9 @@ NARROWEST_ROWS = 8
 """Of x: there the compiler finds registers for its blocks by itself, and spills when told of them."""
 NARROW = 4
 """Records in a row of the matrix, up to which a small one is narrow: a few for each warp, and little of x."""
-FEW_RECORDS = 24
-"""Per multiprocessor, up to which more warps would have next to nothing to do."""
 GEMV = ((8, 4, 2), (8, 3, 2), (12, 3, 1), (8, 2, 1), (4, 2, 1), (2, 2, 1))
 GEMV_SMALL = ((12, 4, 1), (12, 3, 1), (8, 2, 1), (4, 2, 1), (2, 2, 1))
 GEMV_NARROW = ((8, 2, 2), *GEMV_SMALL)
-GEMV_FEW = ((8, 4, 1), *GEMV_SMALL)
 """(warps, stages, thread blocks per multiprocessor), best first where they fit: measured on an H200, LOG.md
 2026-11-29 and 2026-11-30.
 """
@@ -104,9 +101,7 @@ def choose(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tu
 def _gemv_cuts(tiles: int, blocks: int, multiprocessors: int) -> tuple[tuple[int, int, int], ...]:
     if tiles >= SMALL_TILES * multiprocessors:
         return GEMV
-    if blocks <= NARROW and tiles >= FEW_TILES * multiprocessors:
-        return GEMV_NARROW
-    return GEMV_FEW if tiles * blocks <= FEW_RECORDS * multiprocessors else GEMV_SMALL
+    return GEMV_NARROW if blocks <= NARROW and tiles >= FEW_TILES * multiprocessors else GEMV_SMALL
 
 
 def _mma_cuts(fmt: RecordFormat, rows: int) -> tuple[tuple[int, int, int, int], ...]:

@@ -47,6 +47,7 @@ FEW = {
 }  # fmt: skip
 """What CI has time for: every source, and every way of scales, codes and copies."""
 ROWS = (1, 2, 8, 16, 32)
+MAKING = ("Q4_K", "Q6_K", "Q8_0")
 TILES, BLOCKS = 1088, 20
 
 
@@ -61,6 +62,8 @@ def variants(arch):
             assert found is not None, (arch, name, rows)
             defined = few_rows.defines(FORMATS[name], found[0])
             yield found[0].kind, (), f"{name} {rows}", defined
+            if rows == 1 and name in MAKING:
+                yield "gemv", (), f"{name} 1, x made ready", {**defined, "MAKES": 2}
         for source, rows, warps, stages in ("moe", 1, 8, 2), ("moe", 4, 8, 3), ("moe_down", 1, 9, 2):
             if rows == 1 or ability.matrix:
                 shape = Shape("gemv", rows, 1, warps, stages)

@@ -126,6 +126,12 @@ static float __uint_as_float(uint32_t bits) {
   memcpy(&value, &bits, 4);
   return value;
 }
+static float __fdividef(float a, float b) { return a / b; }
+static uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
 static float half_as_float(uint16_t bits) {
   _Float16 value;
   memcpy(&value, &bits, 2);

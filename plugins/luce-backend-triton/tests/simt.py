@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from luce_backend_triton import few_rows, formats, nvrtc
+from luce_backend_triton.given import Given, in_of
 from torch import Tensor
 
 GXX = shutil.which("g++")
@@ -123,7 +124,7 @@ def fields(*of):
     return type("Fields", (ctypes.Structure,), {"_fields_": of})
 
 
-FRONT = "const u8 *records; const u8 *x; Out out;"
+FRONT = "const u8 *records; {} x; Out out;"
 CUT = {
     "gemv": "Shares tiles; int blocks; u32 by_blocks; int parts; u32 by_parts;",
     "mma": "int tiles; int blocks; int room;",
@@ -131,16 +132,18 @@ CUT = {
 
 
 def product(
-    folder: Path, name: str, data: np.ndarray, x: Tensor, shape: few_rows.Shape, grid: int, bias: Tensor,
-    residual: Tensor, imma: bool = False,
+    folder: Path, name: str, data: np.ndarray, x: Tensor | Given, shape: few_rows.Shape, grid: int,
+    bias: Tensor, residual: Tensor, imma: bool = False,
 ) -> Tensor:  # fmt: skip
     """x Wᵀ + bias + residual by csrc/gemv.cu or csrc/mma.cu, W as the blocks of a file. folder: a new one
     for every shape, since a library that is loaded stays. imma: gemv on tensor cores.
     """
-    (m, _), rows, fmt = x.shape, data.shape[0], formats.FORMATS[name]
+    made = isinstance(x, Given)
+    (m, _), rows, fmt = (x.x if made else x).shape, data.shape[0], formats.FORMATS[name]
     folder.mkdir(exist_ok=True, parents=True)
     records = formats.pack(name, torch.from_numpy(data)).contiguous()
-    given, y = few_rows.prepare(x, shape.kind).contiguous(), torch.full((m, rows), torch.nan)
+    y = torch.full((m, rows), torch.nan)
+    ready = None if made else few_rows.prepare(x, shape.kind).contiguous()
     (tiles, across, _), passes = records.shape, -(-m // shape.x_rows)
     if shape.kind == "mma":
         owners, workers = shape.owners(tiles), grid
@@ -153,11 +156,13 @@ def product(
     arrived = torch.zeros(counters, dtype=torch.int32)
     at = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), sums.data_ptr(), arrived.data_ptr())
     out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0))
-    args = [ctypes.c_void_p(records.data_ptr()), ctypes.c_void_p(given.data_ptr()), out, *cut]
+    given = in_of(x) if ready is None else ctypes.c_void_p(ready.data_ptr())
+    args = [ctypes.c_void_p(records.data_ptr()), given, out, *cut]
     it = fields(*((f"f{i}", type(arg)) for i, arg in enumerate(args)))(*args)
     function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape)
     defined["IMMA"] = int(imma)
-    library = build(folder, shape.kind, function, defined, FRONT + CUT[shape.kind])
+    front = FRONT.format("In" if made else "const u8*")
+    library = build(folder, shape.kind, function, defined, front + CUT[shape.kind])
     shared = shape.shared_bytes(fmt, tiles, across, grid)
     library.launch_deep(ctypes.byref(it), workers, 32 * shape.warps, shared, passes)
     assert not arrived.any()

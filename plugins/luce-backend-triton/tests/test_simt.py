@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 import torch.nn.functional as F
-from luce_backend_triton import few_floats, few_rows, formats, moe, moe_args, product, route, shapes
+from luce_backend_triton import few_floats, few_rows, formats, given, moe, moe_args, product, route, shapes
 from luce_backend_triton.few_rows import Shape
 
 from luce_core.contracts import Clamp, Norm
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(simt.GXX is None, reason="no g++ here to compile
 
 DENSE = "const u8 *weights; In in; Out out; int wide;"
 DenseGiven = simt.fields(
-    ("weights", ctypes.c_void_p), ("in_", few_floats._In), ("out", few_rows._Out), ("wide", ctypes.c_int)
+    ("weights", ctypes.c_void_p), ("in_", given.In), ("out", few_rows._Out), ("wide", ctypes.c_int)
 )
 
 
@@ -90,6 +90,37 @@ def test_a_row_has_the_same_bits_in_passes_of_any_width(tmp_path, blocks):
         assert torch.equal(some, every[of]), shape
 
 
+def unready(x, up, scale, kind):
+    """What a kernel makes ready, and what comes of it."""
+    if kind == "norm":
+        return given.Given(x, None, scale, 1e-5), F.rms_norm(x.double(), x.shape[1:], scale.double(), 1e-5)
+    if not kind:
+        return given.Given(x), x.double()
+    approximate = {"approximate": "tanh"} if kind == "gelu_tanh" else {}
+    activated = getattr(F, kind.partition("_")[0])(x.double(), **approximate)
+    return given.Given(x, up, act=kind), activated * up.double()
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "grid", "shape", "kind"),
+    [
+        ("Q4_K", 200, 768, 4, Shape("gemv", 1, 1, 10, 4, makes=1), "norm"),
+        ("Q6_K", 40, 2560, 5, Shape("gemv", 1, 1, 4, 3, makes=3), "norm"),
+        ("Q8_0", 40, 300, 3, Shape("gemv", 1, 1, 2, 2, makes=1), ""),
+        ("Q4_0", 40, 768, 2, Shape("gemv", 1, 1, 2, 2, makes=2), ""),
+        ("Q5_1", 200, 260, 1, Shape("gemv", 1, 1, 3, 2, makes=1), "norm"),
+    ],
+)
+def test_gemv_makes_x_ready(tmp_path, blocks, dequantized, name, rows, cols, grid, shape, kind):
+    padded = -(-cols // 256) * 256 if name in ("Q4_K", "Q6_K") else -(-cols // 32) * 32
+    data = blocks(name, rows, padded)
+    exact = torch.from_numpy(dequantized(data, name).copy()).double()[:, :cols]
+    x, bias, residual = torch.randn(1, cols), torch.randn(rows), torch.randn(1, rows)
+    of, ready = unready(x, x, torch.rand(cols) + 0.5, kind)
+    y = simt.product(tmp_path, name, data, of, shape, grid, bias, residual)
+    close(y, ready @ exact.T + bias.double() + residual.double(), 1e-4)
+
+
 @pytest.mark.parametrize(
     ("dtype", "rows", "cols", "m", "kind", "grid"),
     [
@@ -106,20 +137,13 @@ def test_dense(tmp_path, dtype, rows, cols, m, kind, grid):
     weights = torch.randn(rows, cols).to(dtype)
     x, up = torch.randn(m, 2 * cols).split(cols, 1)
     scale, bias, residual = torch.rand(cols) + 0.5, torch.randn(rows), torch.randn(m, rows)
-    given, ready = few_floats.Given(x), x.double()
-    if kind == "norm":
-        given = few_floats.Given(x, None, scale, 1e-5)
-        ready = F.rms_norm(ready, (cols,), scale.double(), 1e-5)
-    elif kind:
-        given = few_floats.Given(x, up, act=kind)
-        approximate = {"approximate": "tanh"} if kind == "gelu_tanh" else {}
-        ready = getattr(F, kind.partition("_")[0])(ready, **approximate) * up.double()
+    of, ready = unready(x, up, scale, kind)
     y = torch.full((m, rows), torch.nan)
     defines = few_floats.defines_of(few_floats.KINDS[dtype], m, cols)
     library = simt.build(tmp_path, "dense", "dense_linear", defines, DENSE)
     wide = -(-cols // few_floats.CHUNK) * few_floats.CHUNK
     out = few_floats._out(y, few_floats.Behind(None, bias, residual))
-    it = DenseGiven(weights.data_ptr(), few_floats._in(given), out, wide)
+    it = DenseGiven(weights.data_ptr(), given.in_of(of), out, wide)
     library.launch(ctypes.byref(it), grid, 32 * few_floats.WARPS, few_floats.shared_bytes(m, wide))
     close(y, ready @ weights.double().T + bias.double() + residual.double(), 1e-6)
 

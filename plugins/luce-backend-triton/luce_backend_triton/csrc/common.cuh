@@ -133,6 +133,13 @@ __device__ __forceinline__ int settled(int v) {  // known from here on, not wher
 
 // --- the input of a product
 
+struct In {  // x, norm(x) or act(x) · up
+  const float *x, *up, *weight;
+  int k, ldx;
+  int act;  // 0 none, else as `activated` has it
+  float eps;
+};
+
 __device__ __forceinline__ float4 load4(const float* from) {  // what other blocks have written: never through L1
   float4 v;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));

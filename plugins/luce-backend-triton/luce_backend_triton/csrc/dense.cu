@@ -8,13 +8,6 @@
 //
 // instructions: (LDG|LDGSTS)\.[.\w]*128
 
-struct In {
-  const float *x, *up, *weight;
-  int k, ldx;
-  int act;  // 0 none, else as `activated` has it
-  float eps;
-};
-
 #define THREADS (32 * WARPS)
 
 // x · weight of a row -> to, and Σ x², in every thread, which all call it. A thread finds its weights in `kept`, which may

@@ -286,31 +286,35 @@ __device__ __forceinline__ void columns_of(float (&v)[8], const float* from, int
   }
 }
 
-// A warp's 256 columns, as `multiply` wants them; share: what they are multiplied with besides.
-__device__ __forceinline__ void make_ready(u8* to, const float (&v)[8], float share, int lane) {
+#define MIDDLE 12582912.f  // of floats whose last bit is 1
+
+// A warp's 256 columns, as `multiply` wants them; share: what they are multiplied with besides; here: false if nobody does.
+__device__ __forceinline__ void make_ready(u8* to, const float (&v)[8], float share, int lane, bool here = true) {
   float top = 1e-30f;  // its inverse is a number
 #pragma unroll
   for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));
 #pragma unroll
   for (int i = 16; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-  const float steps = 32512.f / top;
-  u32 word[4];  // high of both halves, low of both
-  int sum = 0;
+  const float steps = __fdividef(32512.f, top);
+  u32 word[4], sum = 0;  // words: high of both halves, low of both
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    int whole[4];
+    u32 low[4], high[4];  // floats whose low bits are v · steps, rounded; and that + 128
 #pragma unroll
-    for (int e = 0; e < 4; e++) sum += whole[e] = __float2int_rn(v[4 * half + e] * steps);
-    word[2 + half] = __byte_perm(__byte_perm(whole[0], whole[2], 0x40), __byte_perm(whole[1], whole[3], 0x40), 0x5410);
-#pragma unroll
-    for (int e = 0; e < 4; e++) whole[e] += 128;
-    word[half] = __byte_perm(__byte_perm(whole[0], whole[2], 0x51), __byte_perm(whole[1], whole[3], 0x51), 0x5410);
+    for (int e = 0; e < 4; e++) {
+      low[e] = __float_as_uint(fmaf(v[4 * half + e], steps, MIDDLE));
+      high[e] = __float_as_uint(fmaf(v[4 * half + e], steps, MIDDLE + 128.f));
+      sum += low[e];
+    }
+    word[half] = __byte_perm(__byte_perm(high[0], high[2], 0x51), __byte_perm(high[1], high[3], 0x51), 0x5410);
+    word[2 + half] = __byte_perm(__byte_perm(low[0], low[2], 0x40), __byte_perm(low[1], low[3], 0x40), 0x5410);
   }
-  *(u32x4*)(to + lane * 16) = u32x4{word[0], word[1], word[2], word[3]};
+  sum -= 8u * __float_as_uint(MIDDLE);
+  if (here) *(u32x4*)(to + lane * 16) = u32x4{word[0], word[1], word[2], word[3]};
   sum += __shfl_xor_sync(~0u, sum, 1);
   sum += __shfl_xor_sync(~0u, sum, 2);
-  if ((lane & 3) == 0) ((int*)(to + X_WORDS))[lane >> 2] = sum;
-  if (lane == 0) *(float*)(to + X_FACTOR) = top / 32512.f * share;
+  if (here && (lane & 3) == 0) ((u32*)(to + X_WORDS))[lane >> 2] = sum;
+  if (here && lane == 0) *(float*)(to + X_FACTOR) = top * (1.f / 32512.f) * share;
 }
 
 // The sums of a warp over one tile go to where they meet those of others; it begins anew.
@@ -327,13 +331,20 @@ __device__ __forceinline__ void leave(float (&total)[2][X_ROWS], float* mine, in
     }
 }
 
+#if MAKES
+#define GIVEN In
+#else
+#define GIVEN const u8* __restrict__
+#endif
+
 // Grid: (at most as many as tiles, 1, blocks of X_ROWS rows of x). x: [blocks][m][X_BYTES], of 256 columns each, as above, and
-// at X_FACTOR the f32 that x is to be multiplied with.
+// at X_FACTOR the f32 that x is to be multiplied with. With MAKES every thread block makes the only row ready itself, up to
+// MAKES · WARPS such blocks of it; by what a norm divides is known in the end, and sums are multiplied with it.
 // A thread block takes whole tiles: sums that meet through memory would cost more than an uneven share. Its warps share
 // their units evenly, and sums meet in shared memory: x, rings, then f32[tiles][parts][X_ROWS][16], where of the warps that
-// share a tile each has a part of its own, and parts of none are zeros.
+// share a tile each has a part of its own, and parts of none are zeros; with MAKES Σ x² of every warp's columns.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
-gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Shares tiles, int blocks, u32 by_blocks, int parts, u32 by_parts) {
+gemv(const u8* __restrict__ records, GIVEN x, Out out, Shares tiles, int blocks, u32 by_blocks, int parts, u32 by_parts) {
   extern __shared__ __align__(16) u8 shared[];
   begin_beside(out.beside);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -361,8 +372,19 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Shares t
   const int tile = quotient(begin, by_blocks), part = warp - quotient(warp, by_parts) * parts;
   int block = settled(begin - tile * blocks);
   float* mine = partial + (tile * parts + part) * (16 * X_ROWS) + (lane >> 2);
+#if MAKES
+  float v[MAKES][8], w[MAKES][8], squares = 0.f;
+#pragma unroll
+  for (int k = 0; k < MAKES; k++)
+    if (x.weight) columns_of(w[k], x.weight, first_column((warp + k * WARPS) * 256, lane), x.k);
   wait_for_x(out.beside);
+#pragma unroll
+  for (int k = 0; k < MAKES; k++) columns_of(v[k], x.x, first_column((warp + k * WARPS) * 256, lane), x.k);
+#else
+  wait_for_x(out.beside);
+#endif
   float residual = 0.f;  // thread i finishes sum i first: its residual is asked for now
+#if !MAKES
 #pragma unroll(ONE_ROW ? 1 : 4)
   for (int i = threadIdx.x; i < blocks * X_ROWS * (X_BYTES / 16); i += 32 * WARPS) {
     const int at = i / (X_ROWS * (X_BYTES / 16)), piece = i % (X_ROWS * (X_BYTES / 16));
@@ -370,8 +392,26 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Shares t
       copy16(shared + at * X_ROWS * X_BYTES + piece * 16, x + ((size_t)at * out.m + first_row) * X_BYTES + piece * 16);
   }
   commit();
+#endif
   if (threadIdx.x < sums) residual = residual_of(out, (tile0 + threadIdx.x / (16 * X_ROWS)) * 16 + threadIdx.x % 16, first_row + threadIdx.x / 16 % X_ROWS);
+#if MAKES
+#pragma unroll
+  for (int k = 0; k < MAKES; k++) {
+    const int at = warp + k * WARPS;
+    if (x.weight)
+#pragma unroll
+      for (int j = 0; j < 8; j++) squares += v[k][j] * v[k][j], v[k][j] *= w[k][j];
+    make_ready(shared + at * X_BYTES, v[k], 1.f, lane, at < blocks);
+  }
+  float* squares_of = partial + sums * parts;
+  if (x.weight) {
+#pragma unroll
+    for (int i = 16; i; i >>= 1) squares += __shfl_xor_sync(~0u, squares, i);
+    if (lane == 0) squares_of[warp] = squares;
+  }
+#else
   wait_all();
+#endif
   __syncthreads();
   float total[2][X_ROWS] = {};
   const u8* record = ring;
@@ -388,6 +428,15 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Shares t
       mine += parts * (16 * X_ROWS);
     }
   }
+  float inverse = 1.f;
+#if MAKES
+  if (x.weight && threadIdx.x < sums) {
+    squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) squares += squares_of[i];
+    inverse = 1.f / sqrtf(squares / (float)x.k + x.eps);
+  }
+#endif
   __syncthreads();
 
   for (int i = threadIdx.x; i < sums; i += 32 * WARPS) {
@@ -402,6 +451,7 @@ gemv(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Shares t
 #pragma unroll
       for (int j = 0; j < 4; j++) v += some[j];
     }
+    v *= inverse;
     if (i == threadIdx.x) finish_with(out, v, residual, (tile0 + of) * 16 + row, first_row + n);
     else finish(out, v, (tile0 + of) * 16 + row, first_row + n);
   }
