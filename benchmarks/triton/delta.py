@@ -41,6 +41,8 @@ MODELS = {"27B": Model(16, 48, 48), "0.8B": Model(16, 16, 18)}
 class Layers:
     """The state of some layers, and one input for all."""
 
+    op = delta.CUDA
+
     def __init__(self, model: Model, slots: int, rows: int, layers: int):
         heads, dim = model.value_heads, model.dim
         self.channels = (2 * model.key_heads + heads) * dim
@@ -64,7 +66,7 @@ class Layers:
 
     def run(self, b: ForwardBatch) -> None:
         for conv, memory in zip(self.convs, self.memories, strict=True):
-            delta.CUDA.delta(OPS, b, *self.given, conv, memory, self.spec)
+            self.op.delta(OPS, b, *self.given, conv, memory, self.spec)
 
     def commit(self, b: ForwardBatch, commit: Commit) -> None:
         state.commit_slots(OPS, b, commit, [*self.convs, *self.memories])
@@ -77,7 +79,7 @@ class Layers:
             for slot in (conv, memory)
         ]
         want = OPS.delta(b, *self.given, *copies, self.spec)
-        got = delta.CUDA.delta(OPS, b, *self.given, conv, memory, self.spec)
+        got = self.op.delta(OPS, b, *self.given, conv, memory, self.spec)
         assert bool(torch.isfinite(got).all())
         pairs = [(got, want), (memory.state.flatten(2), copies[1].state.flatten(2))]
         pairs += [(conv.state.flatten(1), copies[0].state.flatten(1))]
@@ -146,8 +148,8 @@ def trees(kept: record.Record, model: Model) -> None:
         shapes = {"tree": [-1, *(max(0, j // 2 - 1) for j in range(1, rows))], "chain": None}
         for shape, parents in shapes.items():
             b = make_batch("held", [RowSet(0, 9, [1] * rows, {}, parents=parents)], device="cuda:0")
-            for name, cuda in (("CUDA C++", True), ("Triton", False)):
-                delta.TREES = cuda
+            for name, op in (("CUDA C++", delta.CUDA), ("Triton", delta.PORTABLE)):
+                layers.op = op
                 errors = layers.error(b)
                 assert max(errors) < 2e-3, errors
                 took = graph_s(lambda layers=layers, b=b: layers.run(b)) / model.layers

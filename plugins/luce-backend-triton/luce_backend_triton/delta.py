@@ -1,5 +1,5 @@
-"""Op `delta`: one launch for a held row or a tree, three for a large tree, five for prompts; none waits for
-the host.
+"""Op `delta`: one launch for a held row, in CUDA C++ one for all small trees, else three for trees, five for
+prompts; none waits for the host.
 
 Prompts of Kimi Delta Attention, and shapes the kernels do not take, go to the reference.
 """
@@ -38,19 +38,13 @@ HELD_LIMIT = 64
 """Rows of one sequence `held_tree` takes."""
 SMALL_HELD = 16
 """The same for `held_tree` without tensor cores; more go row after row."""
-WHOLE_BYTES = {16: 88 << 10, 32: 112 << 10}
-"""Rows of one sequence that `held_tree` takes through all of the op in one launch -> shared memory that asks
-for, of heads of 128.
-"""
 HELD_COLS = 32
-"""Columns of a state one program of it reads where it does not."""
+"""Columns of a state one program of it reads."""
 STATE_COLS = 32
 """Columns of a state one program carries through a prompt."""
 STAGES = 2
 """Chunks in flight there."""
-TREES = True
-"""Whether trees go through CUDA C++, where a layer has it: to measure both ways."""
-WARPS = {"one": 4, "whole": 8, "tree": 4, "solve": 4, "carry": 4, "emit": 4}
+WARPS = {"one": 4, "tree": 4, "solve": 4, "carry": 4, "emit": 4}
 
 
 def halves(device: torch.device) -> torch.dtype:
@@ -112,7 +106,7 @@ class Delta:
         if not qkv.shape[0]:
             return out
         if b.phase == "held":
-            _held(b, given, out, conv, state, spec, self.cuda and TREES)
+            _held(b, given, out, conv, state, spec, self.cuda)
         else:
             _prompt(b, given, out, conv, state, spec)
         return out
@@ -178,62 +172,36 @@ def _held(
             _held_trees(b, given, out, conv, state, spec, done)
 
 
-def whole_sizes(device: torch.device, spec: DeltaSpec) -> tuple[int, ...]:
-    """Rows of a sequence that one launch takes through all of `delta`, upwards."""
-    if max(spec.key_dim, spec.value_dim) > PROVEN:
-        return ()
-    if INTERPRETED:
-        return tuple(WHOLE_BYTES)
-    room = room_of(device)
-    return tuple(size for size, most in WHOLE_BYTES.items() if room.matrix and most <= room.shared_bytes)
-
-
 def _held_trees(
     b: ForwardBatch, given: list[Tensor], out: Tensor, conv: SlotState, state: SlotState, spec: DeltaSpec,
     done: int,
 ) -> None:  # fmt: skip
-    """Of more than `done` rows. One launch for a sequence of few rows, three for more; of several sequences,
-    each takes its own.
-    """
+    """Sequences of more than `done` rows, in three launches."""
     qkv, z, beta, decay = given
-    rows, seqs, device = qkv.shape[0], b.slot.shape[0], qkv.device
+    rows, device = qkv.shape[0], qkv.device
     (log_x,) = conv.log.values()
     log, most = state.log, log_x.shape[1]
     heads, dims, overlap = spec.value_heads, _dims(spec), overlaps(device)
     wide = padded(spec.key_dim), padded(spec.value_dim)
-    kernel, q_scale = spec.conv.shape[1], spec.key_dim**-0.5
-    begins = {"OVERLAP": overlap, "launch_pdl": overlap}
-    strides = qkv.stride(0), z.stride(0), beta.stride(0), decay.stride(0), b.sees.shape[1]
-
-    def tree(q: Tensor, k: Tensor, v: Tensor, cols: int, size: int, above: int, whole: bool) -> None:
-        kernels.held_tree[(heads, seqs, -(-spec.value_dim // cols))](
-            qkv, q, k, v, z, beta, decay, out, conv.state, spec.conv, state.state, log_x, log["k"], log["u"],
-            log["g"], spec.norm.weight, spec.a, spec.dt_bias, b.parent, b.sees, b.query_start, b.slot,
-            *strides, most, spec.eps, spec.norm.eps, q_scale, **dims, DKP=wide[0], DVB=cols, R=size,
-            ABOVE=above, KERNEL=kernel, WHOLE=whole, PRECISE=_precise(device)[0],
-            num_warps=WARPS["whole" if whole else "tree"], **begins,
-        )  # fmt: skip
-
-    largest = padded(min(rows, most))
-    for size in whole_sizes(device, spec):
-        if done < min(size, largest) and (seqs > 1 or largest <= size):
-            tree(qkv, qkv, qkv, wide[1], size, done, True)
-            done = size
-    if done >= largest:
-        return
+    begins = {"ABOVE": done, "OVERLAP": overlap, "launch_pdl": overlap, "num_warps": WARPS["tree"]}
     q, k = (torch.empty(rows, spec.key_heads, spec.key_dim, device=device) for _ in range(2))
     v = torch.empty(rows, heads, spec.value_dim, device=device)
     tile = min(16, triton.next_power_of_2(rows))
     kernels.held_rows[(-(-rows // tile), 2 * spec.key_heads + heads)](
         qkv, q, k, v, conv.state, spec.conv, log_x, log["k"], b.parent, b.seq, b.query_start, b.slot, rows,
-        qkv.stride(0), most, spec.eps, q_scale, **dims, DP=max(wide), RT=tile, KERNEL=kernel, ABOVE=done,
-        num_warps=4, **begins,
+        qkv.stride(0), most, spec.eps, spec.key_dim**-0.5, **dims, DP=max(wide), RT=tile,
+        KERNEL=spec.conv.shape[1], **begins,
     )  # fmt: skip
-    tree(q, k, v, wide[1] if INTERPRETED else min(wide[1], HELD_COLS), largest, done, False)
+    cols = wide[1] if INTERPRETED else min(wide[1], HELD_COLS)
+    kernels.held_tree[(heads, b.slot.shape[0], -(-spec.value_dim // cols))](
+        q, k, v, beta, decay, out, state.state, log["u"], log["g"], spec.a, spec.dt_bias, b.sees,
+        b.query_start, b.slot, beta.stride(0), decay.stride(0), b.sees.shape[1], most, **dims, DKP=wide[0],
+        DVB=cols, R=padded(min(rows, most)), PRECISE=_precise(device)[0], **begins,
+    )  # fmt: skip
     per = min(8, triton.next_power_of_2(heads))
     kernels.norm_heads[(rows, -(-heads // per))](
         out, z, spec.norm.weight, b.seq, b.query_start, rows, z.stride(0), spec.norm.eps, VH=heads,
-        DV=spec.value_dim, DVP=wide[1], RT=per, ABOVE=done, num_warps=4, **begins,
+        DV=spec.value_dim, DVP=wide[1], RT=per, **begins,
     )  # fmt: skip
 
 

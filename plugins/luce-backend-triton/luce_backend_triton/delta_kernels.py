@@ -246,14 +246,13 @@ def joined(inverse, n, i, BLOCK: tl.constexpr, PRECISE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["words"])
 def held_tree(
-    qkv, q, k, v, z, beta, decay, out, conv, taps, state, log_x, log_k, log_u, log_g, norm, a, dt, parent,
-    sees, query_start, slots, ldqkv, ldz, ldbeta, lddecay, words, most, unit_eps, norm_eps, q_scale,
+    q, k, v, beta, decay, out, state, log_u, log_g, a, dt, sees, query_start, slots,
+    ldbeta, lddecay, words, most,
     KH: tl.constexpr, VH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr,
-    DVB: tl.constexpr, R: tl.constexpr, ABOVE: tl.constexpr, KERNEL: tl.constexpr, WHOLE: tl.constexpr,
-    PRECISE: tl.constexpr, OVERLAP: tl.constexpr,
+    DVB: tl.constexpr, R: tl.constexpr, ABOVE: tl.constexpr, PRECISE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The held rows of one sequence, one value head. WHOLE: all of Dv, all of `delta`, gated. Else some of
-    Dv: what `held_rows` made of rows comes as q, k and v, and outputs go on to `norm_heads`.
+    """The held rows of one sequence, one value head, some of Dv: of what `held_rows` made of them, for
+    `norm_heads`.
 
     Grid (value heads, sequences, blocks of Dv). Sequences of more than ABOVE rows and at most R; others
     are left alone. In front of the wait: what `held_one` reads there.
@@ -265,54 +264,30 @@ def held_tree(
     if (rows <= ABOVE) | (rows > R):
         wait_only(OVERLAP)
         return
-    C: tl.constexpr = 2 * KH * DK + VH * DV
     kh = h % KH
     slot = tl.load(slots + seq).to(tl.int64)
     i, c, d = tl.arange(0, R), tl.arange(0, DKP), tl.program_id(2) * DVB + tl.arange(0, DVB)
     live, in_v, in_k = i < rows, (d < DV)[None, :], (c < DK)[None, :]
     from_m = state + ((slot * VH + h) * DK + c[:, None]) * DV + d[None, :]
     memory = tl.load(from_m, mask=(c < DK)[:, None] & in_v, other=0.0)
-    row, alive, window = i[:, None], live[:, None], conv + slot * ((KERNEL - 1) * C)
-    at_q, at_k, at_v = kh * DK + c[None, :], (KH + kh) * DK + c[None, :], 2 * KH * DK + h * DV + d[None, :]
-    if WHOLE:
-        before_q = taps_above(window, taps, parent, row, alive, start, at_q, in_k, C, KERNEL)
-        before_k = taps_above(window, taps, parent, row, alive, start, at_k, in_k, C, KERNEL)
-        before_v = taps_above(window, taps, parent, row, alive, start, at_v, in_v, C, KERNEL)
-    place = (start + i).to(tl.int64)
-    to = sees + place[:, None] * words + (i // 64)[None, :]
+    row, alive, place = i[:, None], live[:, None], (start + i).to(tl.int64)
     shift, rate = tl.load(dt + h), tl.load(a + h)
-    if WHOLE:
-        word = tl.load(to, mask=alive & live[None, :], other=0)
     wait_only(OVERLAP)
-    logged, once = slot * most + row, tl.program_id(2) == 0
-    if WHOLE:
-        first = alive & in_k & (h < KH)
-        key, own = taps_within(qkv, before_k, taps, parent, row, alive, start, at_k, in_k, ldqkv, KERNEL)
-        tl.store(log_x + logged * C + at_k, own, mask=first)
-        key = unit(key, unit_eps)
-        tl.store(log_k + (logged * KH + kh) * DK + c[None, :], key, mask=first)
-        query, own = taps_within(qkv, before_q, taps, parent, row, alive, start, at_q, in_k, ldqkv, KERNEL)
-        tl.store(log_x + logged * C + at_q, own, mask=first)
-        query = unit(query, unit_eps) * q_scale
-        value, own = taps_within(qkv, before_v, taps, parent, row, alive, start, at_v, in_v, ldqkv, KERNEL)
-        tl.store(log_x + logged * C + at_v, own, mask=alive & in_v)
-    else:
-        at = place[:, None]
-        key = tl.load(k + (at * KH + kh) * DK + c[None, :], mask=alive & in_k, other=0.0)
-        query = tl.load(q + (at * KH + kh) * DK + c[None, :], mask=alive & in_k, other=0.0)
+    at = place[:, None]
+    key = tl.load(k + (at * KH + kh) * DK + c[None, :], mask=alive & in_k, other=0.0)
+    query = tl.load(q + (at * KH + kh) * DK + c[None, :], mask=alive & in_k, other=0.0)
     raw = tl.load(decay + place * lddecay + h, mask=live, other=0.0)
     step = tl.load(beta + place * ldbeta + h, mask=live, other=0.0)
     # Products of what was loaded come before reductions: see `product`.
     met, asked = exact(key, tl.trans(key), PRECISE), exact(query, tl.trans(key), PRECISE)
     k_read, q_read = exact(key, memory, PRECISE), exact(query, memory, PRECISE)
-    if not WHOLE:
-        value = tl.load(v + (at * VH + h) * DV + d[None, :], mask=alive & in_v, other=0.0)
-        word = tl.load(to, mask=alive & live[None, :], other=0)
+    value = tl.load(v + (at * VH + h) * DV + d[None, :], mask=alive & in_v, other=0.0)
+    word = tl.load(sees + at * words + (i // 64)[None, :], mask=alive & live[None, :], other=0)
     above = (((word >> (i % 64)[None, :].to(tl.int64)) & 1) != 0) & (i[None, :] < row)
     within = above | (i[None, :] == row)
     g = tl.where(live, log_decay(raw.to(tl.float32) + shift, rate, 0.0, False), 0.0)
     step = tl.where(live, sigmoid(step.to(tl.float32)), 0.0)
-    tl.store(log_g + (slot * most + i) * VH + h, g, mask=live & once)
+    tl.store(log_g + (slot * most + i) * VH + h, g, mask=live & (tl.program_id(2) == 0))
     # The log decay from the state to each row, in both directions of the tile.
     since = tl.sum(tl.where(within, g[None, :], 0.0), 1)
     same = tl.sum(tl.where(i[None, :] == row, since[:, None], 0.0), 0)
@@ -321,11 +296,8 @@ def held_tree(
     inverse = inverse_of(-tl.where(above, met * between * step[:, None], 0.0), R, PRECISE)
     made = exact(inverse, step[:, None] * (value - left * k_read), PRECISE)
     y = left * q_read + exact(asked * between, made, PRECISE)
-    tl.store(log_u + (logged * VH + h) * DV + d[None, :], made, mask=alive & in_v)
-    if WHOLE:
-        gate = tl.load(z + place[:, None] * ldz + h * DV + d[None, :], mask=alive & in_v, other=0.0)
-        y = gated_norm(y, gate.to(tl.float32), norm, d, norm_eps, DV, False)
-    tl.store(out + (place[:, None] * VH + h) * DV + d[None, :], y, mask=alive & in_v)
+    tl.store(log_u + ((slot * most + row) * VH + h) * DV + d[None, :], made, mask=alive & in_v)
+    tl.store(out + (at * VH + h) * DV + d[None, :], y, mask=alive & in_v)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

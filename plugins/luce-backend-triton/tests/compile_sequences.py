@@ -143,15 +143,9 @@ def variants(target, dim, pairs):
     yield delta_kernels.held_one, {**taps, "ALONE": False, **overlap}, pointer, {}
     rows_of = {**dims, "DP": dim, "RT": 8, "KERNEL": 4, "ABOVE": 1}
     yield delta_kernels.held_rows, {**rows_of, **overlap}, pointer, {}
-    tree = {**dims, "DKP": dim, "KERNEL": 4, "PRECISE": rows, **overlap}
-    few, above = {**tree, "DVB": 32, "WHOLE": False}, 1
-    for r, shared in delta.WHOLE_BYTES.items() if new else ():
-        if shared <= room_of(target):
-            whole = {**tree, "DVB": dim, "R": r, "ABOVE": above, "WHOLE": True}
-            yield delta_kernels.held_tree, whole, pointer, {"num_warps": delta.WARPS["whole"]}
-            above = r
+    tree = {**dims, "DKP": dim, "DVB": 32, "ABOVE": 1, "PRECISE": rows, **overlap}
     for r in (16, 32, 64) if new else (delta.SMALL_HELD,):
-        yield delta_kernels.held_tree, {**few, "R": r, "ABOVE": 1}, pointer, {}
+        yield delta_kernels.held_tree, {**tree, "R": r}, pointer, {}
     turn = {**taps, "R": 4, "ABOVE": 0, "KDA": True}
     yield delta_kernels.held_in_turn, {**turn, **overlap}, pointer, {"num_warps": 8}
     for kda in (False, True):

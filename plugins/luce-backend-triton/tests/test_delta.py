@@ -81,32 +81,16 @@ WIDE = [-1, *(n // 2 if n % 3 else n for n in range(34))]
 """A tree of 35 rows: some paths short, some long."""
 
 
-@pytest.mark.parametrize(("rows", "sizes"), [(8, ()), (17, (16, 32)), (17, (16,)), (32, (16, 32))])
-def test_a_tree_of_many_rows(device, monkeypatch, rows, sizes):
-    """In one launch of its size, or in three; the invariant op knows no sizes."""
-    monkeypatch.setattr(plain, "whole_sizes", lambda device, spec: sizes)
+@pytest.mark.parametrize("rows", [8, 17, 32])
+def test_a_tree_of_many_rows(device, rows):
     w = States(device, held=40)
     compare(w, w.batch("held", (1, 19, rows, {"parents": WIDE[:rows]})))
 
 
-@pytest.mark.parametrize("sizes", [(16, 32), (16,)])
-def test_trees_of_every_size_in_one_batch(device, monkeypatch, sizes):
-    """Each goes in one launch of its size; the others leave it alone."""
-    monkeypatch.setattr(plain, "whole_sizes", lambda device, spec: sizes)
+def test_trees_of_every_size_in_one_batch(device):
     w = States(device, held=40)
     rows = [(slot, 9, count, {"parents": WIDE[:count]}) for slot, count in enumerate((6, 35, 1, 20))]
     compare(w, w.batch("held", *rows))
-
-
-@pytest.mark.parametrize(
-    ("number", "kib", "dim", "sizes"),
-    [((9, 0), 227, 128, (16, 32)), ((8, 6), 99, 128, (16,)), ((7, 5), 64, 128, ()), ((9, 0), 227, 256, ())],
-)
-def test_one_launch_takes_what_finds_room(device, monkeypatch, number, kib, dim, sizes):
-    room = Room(20, kib << 10, Ability(number).matrix)
-    monkeypatch.setattr(plain, "INTERPRETED", False)
-    monkeypatch.setattr(plain, "room_of", lambda device: room)
-    assert plain.whole_sizes(device, evolve(States(device).spec, key_dim=dim)) == sizes
 
 
 def test_without_tensor_cores_wide_trees_go_row_after_row(device, taken_for, monkeypatch):
