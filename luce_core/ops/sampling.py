@@ -381,7 +381,8 @@ def _keep(
     if "top_k" in flags:
         total = torch.where(limited, values.masked_fill(~keep, -torch.inf).logsumexp(-1, keepdim=True), total)
     if "typical" in flags:
-        keep = keep & _typical(values, keep, table.typical_p[slot][:, None])
+        typical_p = torch.where(sampled, table.typical_p[slot][:, None], 1.0)
+        keep = keep & _typical(values, keep, typical_p)
         total = values.masked_fill(~keep, -torch.inf).logsumexp(-1, keepdim=True)
     probs = (values.masked_fill(~keep, -torch.inf) - total).exp()
     before = probs.cumsum(-1) - probs
@@ -409,8 +410,7 @@ def _xtc(values: Tensor, slot: Tensor, index: Tensor, table: ParamTable) -> Tens
     chance = _NOISE.uniform(table.seed[slot][:, None], index[:, None], nobody)
     acts = (chance < table.xtc_probability[slot][:, None]) & (count >= 2)
     acts &= table.temperature[slot][:, None] > 0
-    rank = torch.arange(values.shape[-1], device=values.device)[None]
-    return acts & (rank < count - 1)
+    return acts & top & (top.cumsum(-1) < count)  # typical-p may have cut what comes before them
 
 
 def _typical(values: Tensor, alive: Tensor, typical_p: Tensor) -> Tensor:

@@ -143,10 +143,21 @@ def test_temperature_zero_is_argmax_with_the_lowest_id_on_ties():
     assert draw([1.0, 3.0, 3.0, 2.0], SamplingParams(temperature=0.0), 3) == [1, 1, 1]
 
 
-def test_greedy_and_sampled_rows_share_a_batch_without_disturbing_each_other():
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"top_p": 0.9},
+        {"typical_p": 0.2},
+        {"top_k": 2, "min_p": 0.9},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("too", [False, True], ids=["", "asked of the greedy one too"])
+def test_greedy_and_sampled_rows_share_a_batch_without_disturbing_each_other(asked, too):
     table = ParamTable(2, len(LOGITS))
-    table.take(0, SamplingParams(temperature=0.0), [], ())
-    table.take(1, SamplingParams(temperature=1.0, top_p=0.9, seed=5), [], ())
+    table.take(0, SamplingParams(temperature=0.0, **(asked if too else {})), [], ())
+    table.take(1, SamplingParams(temperature=1.0, seed=5, **asked), [], ())
     rows = torch.tensor([LOGITS, LOGITS])
     both = batch([0, 1], [4, 9])
     step = table.step([0, 1])
@@ -388,6 +399,14 @@ def test_xtc_leaves_a_single_top_choice_alone():
 def test_xtc_works_on_what_the_filters_left():
     params = SamplingParams(seed=9, xtc_probability=1.0, xtc_threshold=0.3, top_k=2)
     assert set(draw(LOGITS, params, 2000)) == {1}
+
+
+def test_xtc_removes_of_what_typical_p_left_though_likelier_ones_are_gone():
+    """Of 0.3, 0.2, 0.15, 0.12, .. the second to the fourth are typical: 0.43, 0.32, 0.26 of what is left."""
+    logits = [math.log(p) for p in (0.3, 0.2, 0.15, 0.12, 0.1, 0.08, 0.05)]
+    assert set(draw(logits, SamplingParams(seed=9, typical_p=0.4), 500)) == {1, 2, 3}
+    params = SamplingParams(seed=9, typical_p=0.4, xtc_probability=1.0, xtc_threshold=0.3)
+    assert set(draw(logits, params, 500)) == {2, 3}
 
 
 def dry_by_definition(text, multiplier, base, allowed, breakers):
