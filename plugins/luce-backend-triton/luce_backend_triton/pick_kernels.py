@@ -7,26 +7,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from luce_backend_triton.nucleus_kernels import COPIES, NONE_KEPT, RANGES, key_of, load_row, unpacked
+from luce_backend_triton.choice_kernels import (
+    acts,
+    begin,
+    least_value,
+    left_of,
+    top_of,
+    uniform,
+    without_choices,
+)
+from luce_backend_triton.nucleus_kernels import LARGEST, load_row
 from luce_backend_triton.waiting import let_next_start, wait_for_previous, wait_only
-
-
-@triton.jit
-def mix(x):
-    """As `luce_core.ops.noise` mixes 32 bits."""
-    x = (x ^ (x >> 16)) * 0x21F0AAAD
-    x = (x ^ (x >> 15)) * 0x735A2D97
-    return x ^ (x >> 15)
 
 
 @triton.jit
 def gumbel(seed, index, token):
     """f32 noise of (seed i64, index i32, token i32[N]). log1p by Kahan: w = 1 - u is exact enough for it."""
-    low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    key = mix(low) ^ mix(high ^ 0x5851F42D)
-    key = mix(key ^ mix(index.to(tl.uint32)))
-    bits = mix(mix(token.to(tl.uint32) * 0x9E3779B1) ^ key)
-    u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
+    u = uniform(seed, index, token)
     w = 1.0 - u
     same = w == 1.0
     log1p = tl.where(same, -u, tl.log(w) * (-u) / tl.where(same, 1.0, w - 1.0))
@@ -83,12 +80,11 @@ def process(
 
 @triton.jit(do_not_specialize=["rows"])
 def top_of_part(
-    logits, tops, vocab, part, wanted, seq, slot, temperature, top_k, top_p, shares, limits, above, found,
-    cuts, masses, rows, CUT: tl.constexpr, STEP: tl.constexpr, OVERLAP: tl.constexpr,
+    logits, tops, vocab, part, wanted, seq, slot, temperature, top_k, top_p, typical_p, shares, limits, above,
+    found, cuts, sums, rows, CUT: tl.constexpr, STAGES: tl.constexpr, STEP: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The largest of `part` columns of one row; with CUT what the search for its cut begins with, too.
-    Grid (rows, parts).
-    """
+    """The largest of `part` columns of one row; with CUT what filters begin with, too. Grid (rows, parts)."""
     wait_for_previous(OVERLAP)
     row, split = tl.program_id(0), tl.program_id(1)
     first = split * part
@@ -100,40 +96,28 @@ def top_of_part(
     tl.store(tops + row * tl.num_programs(1) + split, tl.max(top, 0))
     if CUT:
         if split == 0:
-            s = tl.load(slot + tl.load(seq + tl.load(wanted + row)))
-            sampled, k = tl.load(temperature + s) > 0, tl.load(top_k + s)
-            tl.store(shares + row, tl.where(sampled, tl.load(top_p + s), 1.0))
-            tl.store(limits + row, tl.where(sampled & (k > 0) & (k < vocab), k, 0).to(tl.int32))
-            tl.store(found + row, 0)
-            tl.store(masses + row, tl.zeros((), tl.int64))
-            j, none = tl.arange(0, COPIES * RANGES), tl.zeros((COPIES * RANGES,), tl.int64)
-            for done in tl.static_range(2):
-                tl.store(cuts + done * rows + row, tl.full((), NONE_KEPT, tl.int64))
-                tl.store(above + (done * rows + row) * (COPIES * RANGES) + j, none)
+            s = tl.load(slot + tl.load(seq + tl.load(wanted + row))).to(tl.int64)
+            begin(
+                row, rows, vocab, s, temperature, top_k, top_p, typical_p, shares, limits, above, found, cuts,
+                sums, STAGES,
+            )  # fmt: skip
 
 
-@triton.jit
-def top_of(row, tops, parts, P: tl.constexpr):
-    """The largest of a row, from those of its parts."""
-    s = tl.arange(0, P)
-    return tl.max(tl.load(tops + row * parts + s, mask=s < parts, other=-float("inf")), 0)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def best_of_part(
-    logits, wanted, seq, slot, index, temperature, seeds, min_p, tops, cuts, best, where,
-    vocab, part, parts,
-    NOISE: tl.constexpr, MIN_P: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr, P: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    logits, wanted, seq, slot, index, temperature, seeds, min_p, probability, threshold, tops, cuts, sums,
+    best, where, rows, vocab, part, parts,
+    NOISE: tl.constexpr, MIN_P: tl.constexpr, CUT: tl.constexpr, STAGES: tl.constexpr, XTC: tl.constexpr,
+    STEP: tl.constexpr, P: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The best of `part` columns of one row, the lowest id on ties, never a NaN. Grid (rows, parts).
 
-    cuts: of `find_cut`.
+    cuts, sums: of the kernels of filters.
     """
     let_next_start(OVERLAP)
     row, split = tl.program_id(0), tl.program_id(1)
-    least = -float("inf")
-    seed, place, sampled = tl.zeros((), tl.int64), 0, False
+    least, share, top = -float("inf"), 0.0, 0.0
+    seed, place, sampled, chosen, likely = tl.zeros((), tl.int64), 0, False, False, 0.0
     if NOISE:
         t = tl.load(wanted + row)
         s = tl.load(slot + tl.load(seq + t)).to(tl.int64)
@@ -141,14 +125,18 @@ def best_of_part(
         seed = tl.load(seeds + s)
         sampled = tl.load(temperature + s) > 0
         if MIN_P:
-            least = tl.load(min_p + s)
+            share = tl.load(min_p + s)
+        if XTC:
+            chosen = acts(t, s, index, seeds, temperature, probability)
+            likely = tl.load(threshold + s)
     wait_only(OVERLAP)
-    if CUT:
-        cut, last_id = unpacked(tl.load(cuts + row))
     if NOISE:
+        if MIN_P or XTC or STAGES > 1:
+            top = top_of(row, tops, parts, P)
         if MIN_P:
-            below = tl.log(tl.maximum(least, 1e-30))
-            least = tl.where(least > 0, top_of(row, tops, parts, P) + below, -float("inf"))
+            least = least_value(top, share)
+        if XTC or STAGES > 1:
+            top = tl.minimum(tl.maximum(top, -LARGEST), LARGEST)
     values = tl.full((STEP,), -float("inf"), tl.float32)
     ids = tl.full((STEP,), 0x7FFFFFFF, tl.int32)
     first = split * part
@@ -156,12 +144,9 @@ def best_of_part(
     for start in range(first, last, STEP):
         c = start + tl.arange(0, STEP)
         v = load_row(logits, row, vocab, c, c < last)
-        raw = v
-        if CUT:
-            key = key_of(raw)
-            v = tl.where((key > cut) | ((key == cut) & (c <= last_id)), v, -float("inf"))
-        if MIN_P:
-            v = tl.where(raw < least, -float("inf"), v)
+        v = left_of(v, c, row, rows, cuts, sums, top, least, CUT, STAGES, MIN_P)
+        if XTC:
+            v = tl.where(chosen, without_choices(v, c, row, rows, sums, top, likely), v)
         if NOISE:
             v = tl.where(sampled, v + gumbel(seed, place, c), v)
         better = (v > values) | ((ids == 0x7FFFFFFF) & (c < last))

@@ -1,8 +1,8 @@
 """Ops `process_logits`, `sample`, `newest_tokens`, `note_picks`: what ends a step, and begins the one that
 follows it.
 
-Typical-p and XTC, which put candidates in order, go to the reference, with the filters beside them; so do
-top-n-sigma and DRY, with all that comes before the filters.
+Top-n-sigma and DRY go to the reference, with all that comes before the filters; so do the filters on a card
+without atomic additions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luce_backend_triton import capability
 from luce_backend_triton import pick_kernels as kernels
-from luce_backend_triton.nucleus import Search, find_cuts
+from luce_backend_triton.nucleus import Search, find_choices, find_cuts
 from luce_backend_triton.product import overlaps
 from luce_core.contracts import ForwardBatch
 from luce_core.contracts.staged import stays_on_device
@@ -30,8 +30,6 @@ MOST_PARTS = 256
 """Of a row."""
 HERE = frozenset({"bias", "penalty", "min_tokens", "noise"})
 """Of what is done before the filters."""
-CUTS = frozenset({"top_k", "top_p"})
-"""Filters whose cut is searched for, where there are atomic additions."""
 
 
 def process_logits(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
@@ -64,9 +62,9 @@ def _told(x: Tensor) -> dict[str, bool]:
 
 
 def _ordered(params: StepParams) -> frozenset[str]:
-    """Filters of the step that put candidates in order."""
-    searched = CUTS if capability.on(torch.device(params.table.device)).atomics else frozenset()
-    return params.flags & (FILTERS - searched)
+    """Filters of the step that put candidates in order: others search for where they cut."""
+    searched = capability.on(torch.device(params.table.device)).atomics
+    return frozenset() if searched else params.flags & FILTERS
 
 
 def _takes(params: StepParams) -> bool:
@@ -77,34 +75,37 @@ def _takes(params: StepParams) -> bool:
 
 @stays_on_device(_takes)
 def sample(ops: Any, logits: Tensor, b: ForwardBatch, params: StepParams) -> Tensor:
-    """Processed logits f32[R, V] -> picked token ids i64[R]: argmax, with noise, among what top-k, top-p and
-    min-p leave. Their cut is searched for, not sorted for.
+    """Processed logits f32[R, V] -> picked token ids i64[R]: argmax, with noise, among what filters leave.
+    Where they cut is searched for, not sorted for.
     """
     rows, vocab = logits.shape
     if _ordered(params) or not logits.is_contiguous() or not rows:
         return sampling.sample(ops, logits, b, params)
     table, device, flags = params.table, logits.device, params.flags
     noise = "noise" in flags
-    min_p, cut = noise and "min_p" in flags, noise and bool(flags & CUTS)
+    min_p, xtc = noise and "min_p" in flags, noise and "xtc" in flags
+    cut, stages = noise and bool(flags & FILTERS), 3 if "typical" in flags else 1
     part = STEP * -(-vocab // (STEP * MOST_PARTS))
     parts = -(-vocab // part)
     grid, most, told = (rows, parts), triton.next_power_of_2(parts), _told(logits)
     best = torch.empty(rows, parts, device=device)
     where = torch.empty(rows, parts, dtype=torch.int32, device=device)
-    tops = cuts = best  # never read where not needed
+    tops = cuts = sums = best  # never read where not needed
     if min_p or cut:
-        search, tops = Search.of(rows, device), torch.empty(rows, parts, device=device)
+        search, tops = Search.of(rows, stages, device), torch.empty(rows, parts, device=device)
         kernels.top_of_part[grid](
             logits, tops, vocab, part, b.wanted, b.seq, b.slot, table.temperature, table.top_k,
-            table.top_p, search.shares, search.limits, search.above, search.found, search.cuts,
-            search.masses, rows, CUT=cut, STEP=STEP, **told,
+            table.top_p, table.typical_p, search.shares, search.limits, search.above, search.found,
+            search.cuts, search.sums, rows, CUT=cut, STAGES=stages, STEP=STEP, **told,
         )  # fmt: skip
-        if cut:
-            cuts = find_cuts(logits, tops, search, flags & CUTS, told)
+        cuts, sums = search.cuts, search.sums
+        find_cuts(logits, tops, search, flags, told)
+        if xtc:
+            find_choices(logits, tops, search, flags, b, table, told)
     kernels.best_of_part[grid](
         logits, b.wanted, b.seq, b.slot, b.index, table.temperature, table.seed, table.min_p,
-        tops, cuts, best, where, vocab, part, parts,
-        NOISE=noise, MIN_P=min_p, CUT=cut, STEP=STEP, P=most, **told,
+        table.xtc_probability, table.xtc_threshold, tops, cuts, sums, best, where, rows, vocab, part, parts,
+        NOISE=noise, MIN_P=min_p, CUT=cut, STAGES=stages, XTC=xtc, STEP=STEP, P=most, **told,
     )  # fmt: skip
     out = torch.empty(rows, dtype=torch.int64, device=device)
     kernels.best_of_parts[(rows,)](best, where, out, parts, P=most, num_warps=1, **told)

@@ -17,6 +17,7 @@ from compile_kernels import ability_of, compiled, room_of
 from luce_backend_triton import (
     attention,
     attention_kernels,
+    choice_kernels,
     delta,
     delta_chunks,
     delta_kernels,
@@ -183,23 +184,17 @@ def variants(target, dim, pairs):
         "seeds": "*i64", "seq": "*i32",
     }  # fmt: skip
     numbers |= dict.fromkeys(("limits", "found", "listed", "marks", "sure", "mask"), "*i32")
-    numbers |= dict.fromkeys(("above", "sees", "top_k", "min_index", "few", "cuts", "masses"), "*i64")
+    numbers |= dict.fromkeys(("above", "sees", "top_k", "min_index", "cuts", "sums"), "*i64")
     numbers |= {"words": "i32", "most": "i32", "mask_words": "i32"}
     first = dict.fromkeys(("MASK", "BIAS", "PENALTY", "MIN_TOKENS", "NOISE"), True)
     first |= {"STEP": 1024, **overlap}
     yield pick_kernels.process, first, numbers, {"enable_fp_fusion": False}
-    yield pick_kernels.top_of_part, {"CUT": True, "STEP": 1024, **overlap}, numbers, {}
-    for done in range(2) if ability_of(target).atomics else ():
-        passed = {"DONE": done, "STEP": 512, "P": 256, **overlap}
-        yield nucleus_kernels.add_masses, passed, numbers, {"num_warps": 8}
+    yield pick_kernels.top_of_part, {"CUT": True, "STAGES": 3, "STEP": 1024, **overlap}, numbers, {}
     if ability_of(target).atomics:
-        yield nucleus_kernels.list_range, {"STEP": 512, "P": 256, **overlap}, numbers, {}
-        found = {"N": 8, "C": 1024, "MOST": 4096, "P": 256, **overlap}
-        for by_number, after in ((True, False), (False, True), (False, False)):
-            which = {"BY_NUMBER": by_number, "AFTER": after, **found}
-            yield nucleus_kernels.find_cut, which, numbers, {"num_warps": 8}
-    kept = {"NOISE": True, "MIN_P": True, "CUT": True, "STEP": 1024, "P": 256, **overlap}
-    yield pick_kernels.best_of_part, kept, numbers, {}
+        yield from filters(numbers, overlap)
+    for stages, xtc in ((1, False), (3, True)):
+        kept = {"NOISE": True, "MIN_P": True, "CUT": True, "STAGES": stages, "XTC": xtc, **overlap}
+        yield pick_kernels.best_of_part, {**kept, "STEP": 1024, "P": 256}, numbers, {}
     yield pick_kernels.best_of_parts, {"P": 256, **overlap}, {**numbers, "out": "*i64"}, {"num_warps": 1}
     filled = {**numbers, "out": "*i32", "count": "*i32"}
     yield pick_kernels.fill_tokens, {"S": 16}, filled, {"num_warps": 1}
@@ -215,6 +210,25 @@ def variants(target, dim, pairs):
         yield moe_kernels.grouped_dense, {**of, "M": 64, "ROWS": 64, "DEPTH": 64}, weights, {"num_stages": 3}
     one = {"K": 2, "COLS": 64, "WHOLE": 64, "SHARED": True, "GATED": True, "NORM": True, "RESIDUAL": True}
     yield moe_kernels.combine, one, {"each": "i32", "lds": "i32"}, {}
+
+
+def filters(numbers, overlap):
+    """Where top-k, typical-p and top-p cut, and what XTC takes out."""
+    sizes = {"STEP": 512, "P": 256, **overlap}
+    searched = {"N": 8, "C": 1024, "MOST": 4096, "P": 256, **overlap}
+    for stage in range(3):
+        for done in range(2):
+            passed = {"STAGE": stage, "DONE": done, **sizes}
+            yield nucleus_kernels.add_masses, passed, numbers, {"num_warps": 8}
+        yield nucleus_kernels.list_range, {"STAGE": stage, **sizes}, numbers, {}
+        for by_number, after in ((True, False), (False, True), (False, False))[2 * (stage > 0) :]:
+            which = {"STAGE": stage, "BY_NUMBER": by_number, "AFTER": after, **searched}
+            yield nucleus_kernels.find_cut, which, numbers, {"num_warps": 8}
+    yield choice_kernels.add_moments, sizes, numbers, {}
+    for likely in (False, True):
+        for stages in (1, 3):
+            choices = {"LIKELY_ONES": likely, "CUT": True, "STAGES": stages, "MIN_P": True, **sizes}
+            yield choice_kernels.add_choices, choices, numbers, {}
 
 
 FEW_PAIRS = (("tq3_0", "q8_0"),)

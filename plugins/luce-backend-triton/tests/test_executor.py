@@ -25,6 +25,7 @@ SAMPLED = SamplingParams(temperature=0.9, top_k=20, seed=3)
 LOGPROBS = SamplingParams(temperature=0.0, logprobs=3)
 PENALTY = SamplingParams(temperature=0.0, repetition=1.5)
 NUCLEUS = SamplingParams(temperature=0.7, top_p=0.95, seed=1)
+CHOICES = SamplingParams(temperature=0.9, typical_p=0.9, xtc_probability=0.5, xtc_threshold=0.05, seed=2)
 
 
 class Replay:
@@ -105,7 +106,9 @@ def test_constrained_tokens_are_those_of_plain_calls(write, params, drafted):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the toy is on the CPU: Triton's interpreter")
-@pytest.mark.parametrize("params", [SAMPLED, PENALTY, NUCLEUS], ids=["sampled", "penalty", "top-p"])
+@pytest.mark.parametrize(
+    "params", [SAMPLED, PENALTY, NUCLEUS, CHOICES], ids=["top-k", "penalty", "top-p", "xtc"]
+)
 @pytest.mark.parametrize("asked", [{}, {"constraint": TURNS}], ids=["free", "constrained"])
 def test_the_kernels_that_end_steps_give_the_tokens_of_the_reference(write, params, asked, monkeypatch):
     """Whole answers, several steps at once where they can be."""

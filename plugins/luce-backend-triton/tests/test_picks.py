@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -176,7 +177,7 @@ def test_a_cut_leaves_the_mass_that_was_asked_for(device, scale, shift):
     """
     shares, vocab = torch.tensor([0.01, 0.3, 0.6, 0.8, 0.9, 0.99, 0.9999, 0.5], device=device), 3000
     rows = logits(device, 8, vocab) * scale + shift
-    kept = kept_of(rows, search_of(shares, torch.zeros(8, dtype=torch.int32, device=device)))
+    kept = kept_of(rows, search_of(shares))
     order = rows.double().sort(descending=True, stable=True)
     masses = order.values.softmax(-1)
     for row, (share, count) in enumerate(zip(shares.tolist(), kept.sum(-1).tolist(), strict=True)):
@@ -189,7 +190,7 @@ def test_a_cut_leaves_the_mass_that_was_asked_for(device, scale, shift):
 def test_a_long_row_of_masses_that_f32_cannot_add_up(device):
     rows = torch.linspace(0.0, -9.0, 1 << 17, device=device)[None].contiguous()
     share = torch.tensor([0.999], device=device)
-    count = int(kept_of(rows, search_of(share, torch.zeros(1, dtype=torch.int32, device=device))).sum())
+    count = int(kept_of(rows, search_of(share)).sum())
     masses = rows.double().softmax(-1)
     assert abs(count - int((masses.cumsum(1) - masses < share).sum())) <= 2
 
@@ -200,26 +201,28 @@ def test_few_lie_in_the_range_that_is_searched_wherever_the_cut_is(device, sprea
     shifts = torch.linspace(-1.2, 0.3, 16, device=device)[:, None]
     rows = logits(device, 1, 3000) * spread
     rows = (rows - rows.double().softmax(-1).mul(rows).sum().float() + shifts).contiguous()
-    search = search_of(torch.full((16,), 0.8, device=device), torch.zeros(16, dtype=torch.int32).to(device))
+    search = search_of(torch.full((16,), 0.8, device=device))
     kept = kept_of(rows, search)
     assert (kept.sum(-1) == kept[0].sum()).all()
     assert int(search.found.min()) > 0
     assert int(search.found.max()) < 60, "half a nat holds 500, of which the second pass leaves a part"
 
 
-def search_of(shares, limits):
-    made = nucleus.Search.of(len(shares), shares.device)
-    for numbers in (made.above, made.found, made.masses):
+def search_of(shares):
+    """Of rows with top-p."""
+    made = nucleus.Search.of(len(shares), 1, shares.device)
+    for numbers in (made.above, made.found, made.sums, made.limits):
         numbers.zero_()
-    made.cuts.fill_((1 << 63) - 1)
-    return evolve(made, shares=shares, limits=limits)
+    made.cuts.fill_(-(1 << 63))
+    made.cuts[2] = (1 << 63) - 1
+    return evolve(made, shares=shares[None])
 
 
 def kept_of(rows, search):
     """What `find_cuts` leaves of each row, as bool."""
     tops, told = rows.amax(1, keepdim=True), picks._told(rows)
-    found = nucleus.find_cuts(rows, tops, search, frozenset({"top_p"}), told)
-    cut, last = found >> 32, 0x7FFFFFFF - (found & 0xFFFFFFFF)
+    nucleus.find_cuts(rows, tops, search, frozenset({"top_p"}), told)
+    cut, last = search.cuts[2] >> 32, 0x7FFFFFFF - (search.cuts[2] & 0xFFFFFFFF)
     bits = (rows + 0.0).view(torch.int32)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     places = torch.arange(rows.shape[1], device=rows.device)[None]
@@ -326,16 +329,91 @@ def test_of_equal_logits_at_the_limit_the_lowest_ids_are_kept(device, more):
     assert seen == {700, 1400, *range(2 if more else 8)}
 
 
-@pytest.mark.parametrize(
-    "asked", [{"top_k": 5}, {"top_k": 5000}, {"typical_p": 0.9}, {"xtc_probability": 0.5}]
-)
-def test_candidates_in_order_are_the_references(device, monkeypatch, asked):
-    called = []
-    monkeypatch.setattr(sampling, "sample", lambda *args: called.append(args) or torch.zeros(5))
-    step = table(device, SamplingParams(temperature=1.0, top_p=0.9, **asked)).step([0])
-    picks.sample(None, logits(device), batch(device), step)
-    assert bool(called) == ("top_k" not in asked)
-    assert picks.sample.stays_on_device(step) == ("top_k" in asked)
+FILTERED = {
+    "typical-p": {"typical_p": 0.5},
+    "little of it": {"typical_p": 0.05},
+    "nearly all": {"typical_p": 0.999},
+    "top-k, typical-p": {"top_k": 40, "typical_p": 0.7},
+    "typical-p, top-p": {"typical_p": 0.8, "top_p": 0.6},
+    "xtc": {"xtc_probability": 0.7, "xtc_threshold": 0.002},
+    "all xtc": {"xtc_probability": 1.0, "xtc_threshold": 0.03},
+    "top-k, xtc": {"top_k": 9, "xtc_probability": 1.0, "xtc_threshold": 0.05},
+    "top-p, min-p, xtc": {"top_p": 0.7, "min_p": 0.05, "xtc_probability": 0.5, "xtc_threshold": 0.004},
+    "all": {"top_k": 900, "typical_p": 0.9, "top_p": 0.8, "min_p": 0.01, "xtc_probability": 0.9,
+            "xtc_threshold": 0.003},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", FILTERED.values(), ids=FILTERED)
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+def test_filters_leave_what_those_of_the_reference_leave(device, monkeypatch, asked, spread):
+    """Beside rows without, and greedy ones that ask for the same. Nothing is put in order."""
+    more = [asked, {}, asked, asked, {"top_p": 0.9}, asked]
+    params = [SamplingParams(temperature=1.0, seed=31 * n, **one) for n, one in enumerate(more)]
+    params[3] = evolve(params[3], temperature=0.0)
+    b, rows = batch(device, tuple(range(6)), 1), logits(device, 6, 1500) * spread
+    b.wanted = torch.arange(6, dtype=torch.int32, device=device)
+    step, got, want = table(device, *params).step(range(6)), [], []
+    for index in range(3):
+        b.index.fill_(index)
+        want.append(sampling.sample(None, rows, b, step))
+    monkeypatch.setattr(sampling, "sample", None)
+    for index in range(3):
+        b.index.fill_(index)
+        got.append(picks.sample(None, rows, b, step))
+    assert torch.stack(got).equal(torch.stack(want))
+    assert {int(one[3]) for one in got} == {int(rows[3].argmax())}
+    assert picks.sample.stays_on_device(step)
+
+
+def picked_of(device, row, draws=24, **asked):
+    """All that is ever picked of a row, with so many seeds."""
+    made = ParamTable(draws, len(row), device)
+    for slot in range(draws):
+        made.take(slot, SamplingParams(temperature=1.0, seed=7919 * slot + 1, **asked), [1], [])
+    b = batch(device, tuple(range(draws)), 1)
+    b.wanted = torch.arange(draws, dtype=torch.int32, device=device)
+    rows = torch.tensor([row], device=device).expand(draws, -1).contiguous()
+    return set(picks.sample(None, rows, b, made.step(range(draws))).tolist())
+
+
+CHANCES = (0.3, 0.2, 0.15, 0.12, 0.1, 0.08, 0.05)
+"""Of tokens 0, 1, .. The entropy is 1.80 nats: a surprise of 1.90 is nearest, then 1.61, 2.12, 2.30, 2.53."""
+
+
+def test_typical_tokens_and_top_choices_by_hand(device):
+    row = [math.log(one) for one in CHANCES]
+    assert picked_of(device, row, typical_p=0.1) == {2}
+    assert picked_of(device, row, typical_p=0.4) == {2, 1, 3}
+    assert picked_of(device, row, typical_p=0.5, top_p=0.6) == {1, 2}
+    assert picked_of(device, row, typical_p=0.4, xtc_probability=1.0, xtc_threshold=0.3) == {2, 3}
+    assert picked_of(device, row, xtc_probability=1.0, xtc_threshold=0.11) == {3, 4, 5, 6}
+    assert {0, 3} <= picked_of(device, row, xtc_probability=0.5, xtc_threshold=0.11)
+    assert picked_of(device, row, top_k=3, xtc_probability=1.0, xtc_threshold=0.25) == {1, 2}
+
+
+def test_equal_ones_are_typical_by_value_then_by_id(device):
+    """Five alike, as surprising as all: the lowest ids come first. Of XTC's equals the last one stays."""
+    assert picked_of(device, [0.0] * 5, typical_p=0.5) == {0, 1, 2}
+    assert picked_of(device, [0.0] * 5, xtc_probability=1.0, xtc_threshold=0.1) == {4}
+
+
+@pytest.mark.parametrize("counted", [0, 4096])
+def test_typical_ones_of_any_number_are_found(device, monkeypatch, counted):
+    """Ties, long lists, values that are not possible."""
+    monkeypatch.setattr(nucleus, "LISTED", 256)
+    monkeypatch.setattr(nucleus, "COUNTED", counted)
+    rows = logits(device, 6, 1500).mul(8).round().div(8)
+    rows[1, 5:900], rows[2, 3:] = -torch.inf, -torch.inf
+    params = [SamplingParams(temperature=1.0, typical_p=p, seed=n) for n, p in enumerate(PARTS)]
+    b = batch(device, tuple(range(6)), 1)
+    b.wanted = torch.arange(6, dtype=torch.int32, device=device)
+    step = table(device, *params).step(range(6))
+    same = []
+    for index in range(3):
+        b.index.fill_(index)
+        same.append(picks.sample(None, rows, b, step) == sampling.sample(None, rows, b, step))
+    assert torch.stack(same).all()
 
 
 def test_what_needs_the_host_is_not_captured(device):
@@ -345,9 +423,9 @@ def test_what_needs_the_host_is_not_captured(device):
     assert stays(temperature=0.0)
     assert stays(temperature=0.7, top_p=0.9, min_p=0.1, top_n_sigma=1.0)
     assert stays(temperature=0.7, top_k=20, top_p=0.8, min_p=0.1, xtc_probability=0.1)
-    assert not stays(temperature=0.7, top_k=20, typical_p=0.8)
+    assert stays(temperature=0.7, top_k=20, typical_p=0.8)
     assert stays(temperature=0.7, top_k=5000, top_p=0.8)
-    assert not stays(temperature=0.7, top_k=5000, xtc_probability=0.1)
+    assert stays(temperature=0.7, top_k=5000, xtc_probability=0.1)
     assert stays(temperature=0.7, repetition=1.1, frequency=0.1, presence=0.2)
     assert stays(temperature=0.0, min_tokens=2)
     assert stays(temperature=0.0, logit_bias={3: 1.0})
