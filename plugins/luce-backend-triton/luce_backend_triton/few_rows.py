@@ -233,12 +233,52 @@ class Beside:
 ALONE = Beside()
 
 
+class Walk(ctypes.Structure):
+    """`Walk` of csrc/mma.cu."""
+
+    _fields_ = (
+        ("shares", Shares), ("by_each", WORD), ("by_more", WORD), ("parts", ctypes.c_int), ("by_parts", WORD)
+    )  # fmt: skip
+
+
+UNEVEN = 1.25
+"""mma: how much larger the largest share may be where owners are not cut, or each into parts of its own."""
+
+
+def walk(shape: Shape, tiles: int, blocks: int, grid: int) -> tuple[int, int, Walk]:
+    """mma: thread blocks that have work, the most that share an owner, and who has what: whole owners, or
+    parts of one; where such shares were too uneven, equal numbers of units in a row.
+    """
+    owners = shape.owners(tiles)
+    parts = max(1, min(grid // owners, blocks))
+    count, each = (blocks, 1) if parts > 1 else (owners, blocks)
+    workers = owners * parts if parts > 1 else min(grid, owners)
+    cut = divmod(count, parts if parts > 1 else workers)
+    most, units, across = parts, owners * blocks, min(grid, owners * blocks)
+    if (cut[0] + (cut[1] > 0)) * each > UNEVEN * -(-units // across):
+        workers, parts, cut = across, 0, divmod(units, across)
+        most = min(blocks, (blocks - 2) // cut[0] + 2)
+    inverses = inverse(cut[0]), inverse(cut[0] + 1), parts, inverse(max(1, parts))
+    return workers, most, Walk(Shares(*cut), *inverses)
+
+
 def sizes(shape: Shape, tiles: int, blocks: int, grid: int) -> tuple[int, list[Any]]:
-    """Thread blocks that have work, and what gemv is told of the matrix."""
+    """gemv: thread blocks that have work, and what it is told of the matrix."""
     workers = min(grid, tiles)
     parts = shape.parts(tiles, blocks, workers)
     across = (INT(blocks), WORD(inverse(blocks)), INT(parts), WORD(inverse(parts)))
     return workers, [Shares(*divmod(tiles, workers)), *across]
+
+
+def mma_sizes(
+    shape: Shape, tiles: int, blocks: int, grid: int, passes: int
+) -> tuple[int, list[Any], int, int]:
+    """mma: likewise, and how many partial sums and counters of arrivals it needs."""
+    grid, room, shares = walk(shape, tiles, blocks, grid)
+    owners = shape.owners(tiles)
+    counters = passes * owners * shape.warps
+    cut = [shares, INT(tiles), INT(blocks), WORD(inverse(blocks)), INT(owners), INT(room)]
+    return grid, cut, counters * room * shape.tiles * 16 * shape.x_rows, counters
 
 
 def launch(
@@ -266,12 +306,8 @@ def launch(
     if shape.kind == "gemv":
         grid, cut = sizes(shape, tiles, blocks, grid)
     else:
-        owners = shape.owners(tiles)
-        room = min(-(-grid // owners) + 1, blocks)
-        counters = passes * owners * shape.warps
-        count = counters * room * shape.tiles * 16 * shape.x_rows
+        grid, cut, count, counters = mma_sizes(shape, tiles, blocks, grid, passes)
         sums, arrived = workspace(device, beside.place).take(count, counters)
-        cut = [INT(tiles), INT(blocks), INT(room)]
     given = (None if extra is None else extra.data_ptr() for extra in (scale, bias, residual))
     ldr = 0 if residual is None else residual.stride(0)
     out = _Out(*given, y.data_ptr(), sums, arrived, m, rows, ldr, y.stride(0), beside.bits)

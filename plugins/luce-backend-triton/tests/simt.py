@@ -127,7 +127,7 @@ def fields(*of):
 FRONT = "const u8 *records; {} x; Out out;"
 CUT = {
     "gemv": "Shares tiles; int blocks; u32 by_blocks; int parts; u32 by_parts;",
-    "mma": "int tiles; int blocks; int room;",
+    "mma": "Walk walk; int tiles; int blocks; u32 by_blocks; int owners; int room;",
 }
 
 
@@ -145,14 +145,12 @@ def product(
     y = torch.full((m, rows), torch.nan)
     ready = None if made else few_rows.prepare(x, shape.kind).contiguous()
     (tiles, across, _), passes = records.shape, -(-m // shape.x_rows)
+    count = counters = 0
     if shape.kind == "mma":
-        owners, workers = shape.owners(tiles), grid
-        room, counters = min(-(-grid // owners) + 1, across), passes * owners * shape.warps
-        cut = [few_rows.INT(one) for one in (tiles, across, room)]
+        workers, cut, count, counters = few_rows.mma_sizes(shape, tiles, across, grid, passes)
     else:
-        room = counters = 0
         workers, cut = few_rows.sizes(shape, tiles, across, grid)
-    sums = torch.full((counters * room * shape.tiles * 16 * shape.x_rows,), torch.nan)
+    sums = torch.full((count,), torch.nan)
     arrived = torch.zeros(counters, dtype=torch.int32)
     at = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), sums.data_ptr(), arrived.data_ptr())
     out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0))

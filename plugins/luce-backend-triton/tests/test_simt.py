@@ -77,6 +77,29 @@ def test_mma(tmp_path, blocks, dequantized, name):
     close(simt.product(tmp_path / "one", name, data, x, Shape("mma", 16, 1, 1, 3), 9, *more), want, 2e-3)
 
 
+@pytest.mark.parametrize(
+    ("grid", "workers", "parts"),
+    [
+        (5, 5, 1),  # an owner for each
+        (2, 2, 1),  # two or three
+        (16, 15, 3),  # three for each owner
+        (11, 10, 2),  # not equally
+        (4, 4, 0),  # whole owners would be too uneven
+        (8, 8, 0),
+        (40, 20, 4),  # more than there are units
+    ],
+)
+def test_who_has_what_of_mma(tmp_path, blocks, dequantized, grid, workers, parts):
+    rows, m, cols, shape = 72, 8, 1024 if parts in (2, 4) else 768, Shape("mma", 8, 1, 1, 2)
+    found, _, walk = few_rows.walk(shape, 5, cols // 256, grid)
+    assert (found, walk.parts) == (workers, parts)
+    data, x = blocks("Q4_K", rows, cols), torch.randn(m, cols)
+    more = torch.randn(rows), torch.randn(m, rows)
+    exact = torch.from_numpy(dequantized(data, "Q4_K").copy()).double()
+    want = x.double() @ exact.T + more[0].double() + more[1].double()
+    close(simt.product(tmp_path, "Q4_K", data, x, shape, grid, *more), want, 2e-3)
+
+
 def test_a_row_has_the_same_bits_in_passes_of_any_width(tmp_path, blocks):
     """What `triton-invariant` rests on: `shapes.narrowed` leaves all but the width alone."""
     widest, rows, m = Shape("mma", 32, 2, 2, 2), 104, 33

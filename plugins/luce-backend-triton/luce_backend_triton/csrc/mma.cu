@@ -258,112 +258,127 @@ __device__ __forceinline__ bool is_last(u32* arrived, int parts, int lane) {
   return true;
 }
 
-// The sums of this warp's rows over blocks from .. to of them, as worker `blockIdx.x`.
-__device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS][4], int owner, int blocks, int units, int workers,
-                                      int parts_room, int first_row, int warp, int lane) {
-  const int first = worker_of(owner * blocks, workers, units), last = worker_of(owner * blocks + blocks - 1, workers, units);
-  const int parts = last - first + 1, mine = owner * WARPS + warp;
-  if (parts > 1) {
-    const int owners = units / blocks;
-    const size_t base = ((size_t)blockIdx.z * owners * WARPS + mine) * parts_room;
-    const float* at = out.sums + base * (TILES * COLS * 128) + lane;
-    float* own = (float*)at + (size_t)(blockIdx.x - first) * (TILES * COLS * 128);
-#pragma unroll
-    for (int i = 0; i < TILES * COLS * 4; i++) __stcg(own + i * 32, (&total[0][0][0])[i]);
-    if (!is_last(out.arrived + blockIdx.z * owners * WARPS + mine, parts, lane)) return;
-#pragma unroll
-    for (int i = 0; i < TILES * COLS * 4; i++) (&total[0][0][0])[i] = 0.f;
-#pragma unroll 1
-    for (int part = 0; part < parts; part += AT_ONCE) {  // some parts' loads at once, added one after the other
-      float some[AT_ONCE][TILES * COLS * 4];
-#pragma unroll
-      for (int p = 0; p < AT_ONCE; p++)
-#pragma unroll
-        for (int i = 0; i < TILES * COLS * 4; i++)
-          some[p][i] = part + p < parts ? __ldcg(at + ((size_t)(part + p) * (TILES * COLS * 4) + i) * 32) : 0.f;
-#pragma unroll
-      for (int p = 0; p < AT_ONCE; p++)
-#pragma unroll
-        for (int i = 0; i < TILES * COLS * 4; i++) (&total[0][0][0])[i] += some[p][i];
-    }
-  }
-  const int row = mine * TILES * 16 + (lane >> 2), col = first_row + 2 * (lane & 3);
-#pragma unroll
-  for (int r = 0; r < TILES; r++) {
-    float residual[COLS][4];
-#pragma unroll
-    for (int i = 0; i < COLS; i++)
-#pragma unroll
-      for (int j = 0; j < 4; j++) residual[i][j] = residual_of(out, row + 16 * r + (j & 2 ? 8 : 0), col + 8 * i + (j & 1));
-#pragma unroll
-    for (int i = 0; i < COLS; i++)
-#pragma unroll
-      for (int j = 0; j < 4; j++)
-        finish_with(out, total[r][i][j], residual[i][j], row + 16 * r + (j & 2 ? 8 : 0), col + 8 * i + (j & 1));
-  }
+// How a grid shares units. parts: workers of each owner, each with its part of the blocks; 1: workers have whole owners; 0: units
+// of all owners in a row, so that most owners' sums come from several workers.
+struct Walk { Shares shares; u32 by_each, by_more; int parts; u32 by_parts; };  // by_: for `quotient`, of shares and parts
+
+// Who has `unit`, where shares go across owners.
+__device__ __forceinline__ int worker_of(const Walk& walk, int unit) {
+  const int longer = walk.shares.more * (walk.shares.each + 1);
+  return unit < longer ? quotient(unit, walk.by_more) : walk.shares.more + quotient(unit - longer, walk.by_each);
 }
 
-// Grid: (workers, 1, blocks of X_ROWS rows of x). A worker is a thread block, an owner WARPS · TILES tiles.
-// x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, f16[8] Σ x of groups, and at X_FACTOR the
+#define SUMS (TILES * COLS * 4)  // of a lane
+
+// The sums of this warp's rows, of which this is part `part`. at: f32[parts][SUMS][32].
+__device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS][4], float* at, u32* arrived, int part, int parts,
+                                      int row, int col, int lane) {
+  float residual[TILES][COLS][4] = {};
+  if (out.residual) {
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+      (&residual[0][0][0])[i] = residual_of(out, row + i / (COLS * 4) * 16 + (i & 2 ? 8 : 0), col + i / 4 % COLS * 8 + (i & 1));
+  }
+  if (parts > 1) {
+    float* own = at + (size_t)part * (SUMS * 32);
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) __stcg(own + i * 32, (&total[0][0][0])[i]);
+    if (!is_last(arrived, parts, lane)) return;
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) (&total[0][0][0])[i] = 0.f;
+#pragma unroll 1
+    for (int first = 0; first < parts; first += AT_ONCE) {  // some parts' loads at once, added one after the other
+      float some[AT_ONCE][SUMS];
+#pragma unroll
+      for (int p = 0; p < AT_ONCE; p++)
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) some[p][i] = first + p < parts ? __ldcg(at + (p * SUMS + i) * 32) : 0.f;
+#pragma unroll
+      for (int p = 0; p < AT_ONCE; p++)
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) (&total[0][0][0])[i] += some[p][i];
+      at += AT_ONCE * SUMS * 32;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < SUMS; i++)
+    finish_with(out, (&total[0][0][0])[i], (&residual[0][0][0])[i], row + i / (COLS * 4) * 16 + (i & 2 ? 8 : 0),
+                col + i / 4 % COLS * 8 + (i & 1));
+}
+
+// Grid: (workers, 1, blocks of X_ROWS rows of x). A worker is a thread block, an owner WARPS · TILES tiles, a unit a record of each
+// of them. x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, f16[8] Σ x of groups, and at X_FACTOR the
 // f32 that x is to be multiplied with; zero beyond W's columns. Rows of shared memory beyond x hold anything: what
 // comes of them is dropped. Workers leave their part of an owner's sums, and the last to arrive adds them up, always in the
-// same order. sums: f32[z][owner][warp][parts_room][TILES · COLS · 128]; arrived: u32[z][owner][warp],
-// zero between launches.
+// same order. sums: f32[z][owner][warp][room][SUMS][32]; arrived: u32[z][owner][warp], zero between launches.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
-mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, int tiles, int blocks, int parts_room) {
+mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Walk walk, int tiles, int blocks, u32 by_blocks,
+           int owners, int room) {
   extern __shared__ __align__(16) u8 shared[];
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const int first_row = blockIdx.z * X_ROWS, live = min(out.m - first_row, X_ROWS);
-  const int units = (tiles + WARPS * TILES - 1) / (WARPS * TILES) * blocks;
-  const int workers = min(gridDim.x, units);
-  if (blockIdx.x >= workers) return;
-  const int begin = first_unit(blockIdx.x, workers, units), end = first_unit(blockIdx.x + 1, workers, units);
   begin_beside(out.beside);
-  Magic magic;  // in registers, so that one instruction masks a code and sets it
-  asm volatile("mov.b32 %0, 0x64006400;" : "=r"(magic.even));
-  asm volatile("mov.b32 %0, 0x54005400;" : "=r"(magic.odd));
-  float total[TILES][COLS][4] = {};
-
-  int owner = begin / blocks, block = begin % blocks;  // of the next records
-  int block_of_x = block, left = end - begin, left_of_x = left;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  int owner, part = 0, block = 0, left;  // of the next records
+  if (walk.parts == 1) {
+    owner = first_of(walk.shares, blockIdx.x), left = (first_of(walk.shares, blockIdx.x + 1) - owner) * blocks;
+  } else {
+    int place = blockIdx.x;
+    if (walk.parts) owner = quotient(place, walk.by_parts), place = part = place - owner * walk.parts;
+    block = first_of(walk.shares, place), left = first_of(walk.shares, place + 1) - block;
+    if (!walk.parts) owner = quotient(block, by_blocks), block -= owner * blocks;
+  }
   const u8* source[TILES];
-  auto aim = [&]() {
+  auto aim = [&](int owner, int block) {
 #pragma unroll
     for (int r = 0; r < TILES; r++)
-      source[r] = records + ((size_t)min((owner * WARPS + warp) * TILES + r, tiles - 1) * blocks + block) * RECORD;
+      source[r] = records + ((size_t)min((owner * WARPS + warp) * TILES + r, tiles - 1) * blocks + block) * RECORD + lane * 16;
   };
-  aim();
-  auto fetch = [&](u8* to) {
+  aim(owner, block);
+  int who = owner, at = block, i = left;  // of the records that are multiplied next, and how many units are left
+  int next = block;
+  auto fetch = [&](u8* stage) {
     if (left-- <= 0) return;
 #pragma unroll
     for (int r = 0; r < TILES; r++) {
-      copy_record(to + (warp * TILES + r) * RECORD, source[r], lane);
+      copy_lanes(stage + (warp * TILES + r) * RECORD + lane * 16, source[r], lane);
       source[r] += RECORD;
     }
-    if (++block == blocks) block = 0, owner++, aim();
+    if (++next == blocks) next = 0, aim(++owner, 0);
   };
-  const int pieces = live * (X_BYTES / 16);
-  auto fetch_x = [&](u8* to) {
-    if (left_of_x-- > 0) {
-      const u8* rows = x + ((size_t)block_of_x * out.m + first_row) * X_BYTES;
 #pragma unroll
-      for (int i = 0; i < X_ROWS * (X_BYTES / 16); i += 32 * WARPS) {
-        const int piece = i + threadIdx.x;
-        if (piece < pieces) copy16(to + WARPS * TILES * RECORD + piece * 16, rows + piece * 16);
+  for (int k = 0; k < STAGES - 1; k++) fetch(shared + k * STAGE_BYTES);
+
+  Magic magic;  // in registers, so that one instruction masks a code and sets it
+  asm volatile("mov.b32 %0, 0x64006400;" : "=r"(magic.even));
+  asm volatile("mov.b32 %0, 0x54005400;" : "=r"(magic.odd));
+  block = settled(block);  // what follows, behind the first weights
+  const int first_row = blockIdx.z * X_ROWS, pieces = min(out.m - first_row, X_ROWS) * (X_BYTES / 16);
+  const size_t x_step = (size_t)out.m * X_BYTES;
+  const u8* x_from = x + block * x_step + first_row * X_BYTES + threadIdx.x * 16;
+  int x_left = i, x_next = block;
+  auto fetch_x = [&](u8* stage) {
+    if (x_left-- > 0) {
+      u8* to = stage + WARPS * TILES * RECORD + threadIdx.x * 16;
+      if (pieces == X_ROWS * (X_BYTES / 16)) {  // no comparisons but one
+#pragma unroll
+        for (int k = 0; k < X_ROWS * (X_BYTES / 16); k += 32 * WARPS)
+          if (k + 32 * WARPS <= X_ROWS * (X_BYTES / 16) || k + threadIdx.x < X_ROWS * (X_BYTES / 16)) copy16(to + k * 16, x_from + k * 16);
+      } else {
+#pragma unroll 1
+        for (int k = 0; k + (int)threadIdx.x < pieces; k += 32 * WARPS) copy16(to + k * 16, x_from + k * 16);
       }
-      if (++block_of_x == blocks) block_of_x = 0;
+      x_from += x_step;
+      if (++x_next == blocks) x_next = 0, x_from -= blocks * x_step;
     }
     commit();
   };
-#pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) fetch(shared + i * STAGE_BYTES);
+  float total[TILES][COLS][4] = {};
   wait_for_x(out.beside);
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) fetch_x(shared + i * STAGE_BYTES);
+  for (int k = 0; k < STAGES - 1; k++) fetch_x(shared + k * STAGE_BYTES);
   u8* to = shared + (STAGES - 1) * STAGE_BYTES;
   const u8* stage = shared;
-  int at = begin % blocks, who = begin / blocks;
-  for (int i = begin; i < end; i++) {
+#pragma unroll 1
+  while (i > 0) {
     wait();
     __syncthreads();
     fetch(to);
@@ -373,11 +388,19 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, in
     multiply(total, stage + warp * TILES * RECORD, slab + g * X_BYTES + t * 16, slab + g * X_BYTES + 512 + t * 4,
              slab + 2 * t * X_BYTES + X_FACTOR, lane, magic);
     stage = stage == shared + (STAGES - 1) * STAGE_BYTES ? shared : stage + STAGE_BYTES;
-    if (++at == blocks || i == end - 1) {
-      flush(out, total, who, blocks, units, workers, parts_room, first_row, warp, lane);
+    i--;
+    if (++at == blocks || i == 0) {
+      int parts = walk.parts;
+      if (!parts) {
+        const int first = worker_of(walk, who * blocks);
+        part = blockIdx.x - first, parts = worker_of(walk, who * blocks + blocks - 1) - first + 1;
+      }
+      const int mine = (blockIdx.z * owners + who) * WARPS + warp;
+      flush(out, total, out.sums + (size_t)mine * room * (SUMS * 32) + lane, out.arrived + mine, part, parts,
+            (who * WARPS + warp) * TILES * 16 + g, first_row + 2 * t, lane);
       at = 0, who++;
 #pragma unroll
-      for (int j = 0; j < TILES * COLS * 4; j++) (&total[0][0][0])[j] = 0.f;
+      for (int j = 0; j < SUMS; j++) (&total[0][0][0])[j] = 0.f;
     }
   }
   end_beside(out.beside);
