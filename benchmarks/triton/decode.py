@@ -44,6 +44,8 @@ SAMPLED = {
     "top-p": SamplingParams(temperature=0.7, top_p=0.95, seed=1),
     "top-k": SamplingParams(temperature=0.6, top_k=20, top_p=0.95, seed=1),
     "penalties": SamplingParams(temperature=0.0, repetition=1.1, frequency=0.1, logit_bias={7: -1.0}),
+    "typical-p": SamplingParams(temperature=0.7, typical_p=0.9, seed=1),
+    "xtc": SamplingParams(temperature=0.7, min_p=0.05, xtc_probability=0.5, xtc_threshold=0.01, seed=1),
 }
 ANSWER = 128
 WARM = 16
@@ -132,6 +134,9 @@ def conversations(bench: Bench) -> Iterator[tuple[str, list[int]]]:
         "top-p": SamplingParams(temperature=0.8, top_p=0.9, seed=3),
         "top-k": SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=3),
         "penalties": SamplingParams(temperature=0.8, top_p=0.9, repetition=1.2, frequency=0.2, seed=3),
+        "choices": SamplingParams(
+            temperature=0.8, typical_p=0.9, top_p=0.9, xtc_probability=0.5, xtc_threshold=0.001, seed=3
+        ),
     }
     for kind, params in kinds.items():
         texts = [prompt(90, seed) for seed in range(4)]  # prompts too are replayed from the third on

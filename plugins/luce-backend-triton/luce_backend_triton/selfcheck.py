@@ -62,6 +62,14 @@ PROMPTS = (50, 19)
 """Rows of two, which end within a chunk."""
 VOCAB = 50_000
 TREE = [-1, 0, 0, 1, 3]
+FILTERED: dict[str, tuple[dict[str, Any], ...]] = {
+    "top-k and top-p": ({"top_p": 0.9}, {"top_k": 20, "top_p": 0.9}),
+    "typical-p and XTC": (
+        {"typical_p": 0.8, "top_p": 0.9},
+        {"top_k": 300, "xtc_probability": 1.0, "xtc_threshold": 0.004},
+    ),
+}
+"""Of two rows; a third has none of it."""
 Op = Callable[..., Any]
 BLOCK, BLOCK_COUNT, SLOTS, HELD = 16, 12, 4, 8
 
@@ -363,11 +371,12 @@ def picking(device: str) -> Iterator[KernelCheck]:
             logits = logits + CounterNoise().gumbel(table.seed[:, None], *places)
         behind = logits.amax(1) - logits.gather(1, got[:, None])[:, 0]
         yield KernelCheck(f"picks, {name}", float(behind.max()), EXACT, ("sample",))
-    table.take(0, SamplingParams(temperature=0.8, top_p=0.9, seed=1), [1], [])
-    table.take(1, SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=2), [1], [])
-    step, logits = table.step(range(rows)), torch.randn(rows, vocab, device=device)
-    other = namespace.sample(logits, batch, step) != sampling.sample(namespace, logits, batch, step)
-    yield KernelCheck("picks, top-k and top-p", float(other.sum()), 0.0, ("sample",))
+    for what, two in FILTERED.items():
+        for slot, asked in enumerate(two):
+            table.take(slot, SamplingParams(temperature=0.8, seed=slot + 1, **asked), [1], [])
+        step, logits = table.step(range(rows)), torch.randn(rows, vocab, device=device)
+        other = namespace.sample(logits, batch, step) != sampling.sample(namespace, logits, batch, step)
+        yield KernelCheck(f"picks, {what}", float(other.sum()), 0.0, ("sample",))
     table.take(1, SamplingParams(temperature=0.8, repetition=1.2, frequency=0.4, presence=0.3), [1, 9], [])
     table.take(2, SamplingParams(temperature=0.0, min_tokens=20, logit_bias={5: 2.0}), [1], [7])
     table.count(1, [9, 11, 11])

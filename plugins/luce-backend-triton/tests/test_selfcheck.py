@@ -85,12 +85,12 @@ def test_routes_and_experts_are_right(device):
 
 def test_picks_are_right_and_wrong_ones_are_seen(device, monkeypatch):
     checks = list(selfcheck.picking(str(device)))
-    assert len(checks) == 6
+    assert len(checks) == 7
     assert not wrong(checks)
     monkeypatch.setattr(picks, "sample", lambda ops, logits, b, params: logits.argmin(1))
     monkeypatch.setattr(picks, "process_logits", lambda ops, logits, b, params: logits)
     monkeypatch.setattr(picks, "note_picks", lambda ops, picked, *_: picked)
-    assert len(wrong(selfcheck.picking(str(device)))) == 6
+    assert len(wrong(selfcheck.picking(str(device)))) == 7
 
 
 def test_wrong_experts_are_seen(device, monkeypatch):
