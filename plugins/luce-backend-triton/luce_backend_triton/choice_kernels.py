@@ -57,15 +57,20 @@ def uniform(seed, index, token):
 
 
 @triton.jit
-def begin(
-    row, rows, vocab, s, temperature, top_k, top_p, typical_p, shares, limits, above, found, cuts, sums,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """What the filters of one row, of slot s, start with. One program."""
+def asked_of(row, wanted, seq, slot, vocab, temperature, top_k, top_p, typical_p):
+    """(k of top-k, 0 without; p of top-p, 1 without; p of typical-p, likewise) of one row."""
+    s = tl.load(slot + tl.load(seq + tl.load(wanted + row))).to(tl.int64)
     sampled, k = tl.load(temperature + s) > 0, tl.load(top_k + s)
     limit = tl.where(sampled & (k > 0) & (k < vocab), k, 0).to(tl.int32)
-    share = tl.where(sampled, tl.load(top_p + s), 1.0)
-    typical = tl.where(sampled, tl.load(typical_p + s), 1.0)
+    share, typical = tl.load(top_p + s), tl.load(typical_p + s)
+    return limit, tl.where(sampled, share, 1.0), tl.where(sampled, typical, 1.0)
+
+
+@triton.jit
+def begin(
+    row, rows, limit, share, typical, shares, limits, above, found, cuts, sums, STAGES: tl.constexpr,
+):  # fmt: skip
+    """What the filters of one row start with. One program. limit, share, typical: `asked_of`."""
     none, every = tl.full((), NONE_KEPT, tl.int64), tl.full((), ALL_KEPT, tl.int64)
     tl.store(cuts + FEW * rows + row, tl.where(limit > 0, none, every))
     tl.store(cuts + NUCLEUS * rows + row, tl.where(share < 1, none, every))

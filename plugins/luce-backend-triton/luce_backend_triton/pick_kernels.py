@@ -9,6 +9,7 @@ import triton.language as tl
 
 from luce_backend_triton.choice_kernels import (
     acts,
+    asked_of,
     begin,
     least_value,
     left_of,
@@ -85,8 +86,12 @@ def top_of_part(
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The largest of `part` columns of one row; with CUT what filters begin with, too. Grid (rows, parts)."""
-    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
     row, split = tl.program_id(0), tl.program_id(1)
+    limit, share, typical = 0, 1.0, 1.0
+    if CUT:
+        limit, share, typical = asked_of(row, wanted, seq, slot, vocab, temperature, top_k, top_p, typical_p)
+    wait_only(OVERLAP)
     first = split * part
     last = tl.minimum(first + part, vocab)
     top = tl.full((STEP,), -float("inf"), tl.float32)
@@ -96,11 +101,7 @@ def top_of_part(
     tl.store(tops + row * tl.num_programs(1) + split, tl.max(top, 0))
     if CUT:
         if split == 0:
-            s = tl.load(slot + tl.load(seq + tl.load(wanted + row))).to(tl.int64)
-            begin(
-                row, rows, vocab, s, temperature, top_k, top_p, typical_p, shares, limits, above, found, cuts,
-                sums, STAGES,
-            )  # fmt: skip
+            begin(row, rows, limit, share, typical, shares, limits, above, found, cuts, sums, STAGES)
 
 
 @triton.jit(do_not_specialize=["rows"])
