@@ -8,7 +8,6 @@ small tiles. There the sum over experts, with the shared expert and the residual
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from itertools import product as product_of
 from typing import Any
@@ -23,7 +22,7 @@ from luce_backend_triton.formats import FORMATS, TILE_ROWS, RecordFormat, tiles_
 from luce_backend_triton.kernels import INTERPRETED
 from luce_backend_triton.matrix import Group, Matrix
 from luce_backend_triton.memory import SCRATCH_BYTES
-from luce_backend_triton.moe_args import down_of, stack_of
+from luce_backend_triton.moe_args import cut_of, down_cut_of, down_of, stack_of, sums_of
 from luce_backend_triton.product import ACTS, Rows
 from luce_backend_triton.route import Asked, Routed
 from luce_core.contracts import Clamp, ExpertBank, Norm, SharedExpert
@@ -35,9 +34,9 @@ FEW_PAIRS = 256
 """Most pairs of row and expert that each read their own records."""
 SHAPES = ((8, 3), (8, 2), (4, 2), (2, 2), (1, 2))
 """(warps, stages) of the kernel for few rows, best first where they fit."""
-DOWN_WARPS, DOWN_STAGES = (9, 8, 6, 4, 2, 1), (4, 3, 2, 1)
-"""Of the launch that sums over the experts of a row. More warps would have no room in the registers beside
-three thread blocks of the launch before.
+DOWN_WARPS, DOWN_STAGES = (8, 6, 4, 2, 1), (4, 3, 2, 1)
+"""Of the launch that sums over the experts of a row. Each quarter of a multiprocessor has its own registers:
+beside six warps of three thread blocks of the launch before there is room for two more of 64 registers.
 """
 PER_MULTIPROCESSOR = 2
 TOGETHER = 4
@@ -178,14 +177,9 @@ def few_bytes(
     fmt: RecordFormat, shape: Shape, tiles: int, blocks: int, grid: int, matrices: int, known: int
 ) -> int:
     """Shared memory of one of `grid` thread blocks; known: experts there are ids of."""
-    sums = shape.warps * (64 * warp_room(shape, tiles, blocks, grid, matrices) + 4)
-    each = blocks * few_rows.X_BYTES + sums + 4
-    return shape.ring_bytes(fmt) + shape.x_rows * each + 4 * (known + 1)
-
-
-def warp_room(shape: Shape, tiles: int, blocks: int, grid: int, matrices: int) -> int:
-    """The most tiles, of either matrix, one warp has part of."""
-    return -(-(-(-tiles // grid) * blocks * matrices) // shape.warps) // blocks + 2
+    sums = 4 * sums_of(shape, tiles, blocks, grid, matrices)
+    each = blocks * few_rows.X_BYTES + 4 * (shape.warps + 1)
+    return shape.ring_bytes(fmt) + sums + shape.x_rows * each + 4 * (known + 1)
 
 
 @cache
@@ -211,7 +205,8 @@ def _shape(
 
 def down_bytes(fmt: RecordFormat, shape: Shape, most: int, each: int) -> int:
     """Shared memory of a thread block of at most `most` tiles."""
-    of_warp = shape.ring_bytes(fmt) // shape.warps + 2 * few_rows.X_BYTES + 64 * most + 8
+    at_once = 3 if shape.stages > 2 else 2  # parts
+    of_warp = shape.ring_bytes(fmt) // shape.warps + at_once * few_rows.X_BYTES + 64 * most + 8
     return shape.warps * of_warp + 64 * most + 8 * each
 
 
@@ -272,14 +267,13 @@ class _Few:
         shape, grid = _shape(matrix.format, tiles, blocks, cut_for, matrices, known, self.together, room)
         stack = stack_of(
             [w.packed.records for w in weights], self._beside.get(matrices, ()), self.who, self.bank.lut,
-            rows, y, per, self.used, act, clamp,
+            rows, y, self.used, act, clamp,
         )  # fmt: skip
-        spare = warp_room(shape, tiles, blocks, grid, matrices)
-        args = (stack, ctypes.c_int(tiles), ctypes.c_int(blocks), ctypes.c_int(spare))
+        cut = cut_of(matrix.fmt, shape, tiles, blocks, grid, matrices, pairs, self.each, per)
         _kernel(device.index or 0, matrix.format, shape, "moe", "moe_gemv").launch(
             (grid, 1, pairs), 32 * shape.warps,
             few_bytes(matrix.fmt, shape, tiles, blocks, grid, matrices, known),
-            torch.cuda.current_stream(device).cuda_stream, args,
+            torch.cuda.current_stream(device).cuda_stream, (stack, cut),
         )  # fmt: skip
         return y
 
@@ -313,7 +307,7 @@ class _Few:
             weight, None if shared is None else shared.gate, x, norm, residual, y,
         )  # fmt: skip
         (shape, grid), most = cut, -(-tiles // cut[1])
-        args = (it, ctypes.c_int(tiles), ctypes.c_int(blocks), ctypes.c_int(most))
+        args = (it, down_cut_of(matrix.fmt, tiles, blocks, grid, self.each))
         _kernel(device.index or 0, matrix.format, shape, "moe_down", "moe_down").launch(
             (grid, 1, count), 32 * shape.warps, down_bytes(matrix.fmt, shape, most, self.each),
             torch.cuda.current_stream(device).cuda_stream, args,

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from luce_backend_triton.few_rows import Shape, Shares, inverse
+from luce_backend_triton.formats import RecordFormat
 from luce_backend_triton.product import ACTS, Rows
 from luce_backend_triton.route import Asked
 from luce_core.contracts import Clamp, Norm
@@ -33,9 +35,20 @@ class Stack(ctypes.Structure):
         ("ids", ctypes.c_void_p),
         ("lut", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("x", "norm", "ready", "y")),
-        *((name, ctypes.c_int) for name in ("per", "n", "used", "known", "width", "ldx", "act", "clamp")),
+        *((name, ctypes.c_int) for name in ("n", "used", "known", "width", "ldx", "act", "clamp")),
         *((name, ctypes.c_float) for name in ("limit", "eps")),
         ("logits", Logits),
+    )
+
+
+class Cut(ctypes.Structure):
+    """`Cut` of csrc/moe.cu."""
+
+    _fields_ = (
+        ("tiles", Shares),
+        *((name, ctypes.c_int) for name in ("blocks", "parts", "each", "rows", "sums")),
+        *((name, ctypes.c_uint) for name in ("by_blocks", "by_parts", "by_each", "by_per")),
+        ("expert_bytes", ctypes.c_size_t),
     )
 
 
@@ -51,6 +64,49 @@ class Down(ctypes.Structure):
     )
 
 
+class DownCut(ctypes.Structure):
+    """`DownCut` of csrc/moe_down.cu."""
+
+    _fields_ = (
+        ("tiles", Shares),
+        *((name, ctypes.c_int) for name in ("blocks", "parts", "room")),
+        ("by_blocks", ctypes.c_uint),
+        ("expert_bytes", ctypes.c_size_t),
+    )
+
+
+def cut_of(
+    fmt: RecordFormat, shape: Shape, tiles: int, blocks: int, grid: int, matrices: int, pairs: int, each: int,
+    per: int,
+) -> Cut:  # fmt: skip
+    """Of an expert's matrix of tiles × blocks records, by `grid` thread blocks a pair. each: pairs of a row;
+    per: pairs that meet one row of x.
+    """
+    parts = sharing(shape, tiles, blocks, grid, matrices)
+    return Cut(
+        Shares(*divmod(tiles, grid)), blocks, parts, each, pairs // per,
+        sums_of(shape, tiles, blocks, grid, matrices), *map(inverse, (blocks, parts, each, per)),
+        tiles * blocks * fmt.record_bytes,
+    )  # fmt: skip
+
+
+def sharing(shape: Shape, tiles: int, blocks: int, grid: int, matrices: int) -> int:
+    """moe_gemv: the most warps that share a tile of one matrix."""
+    return shape.parts(tiles // grid * matrices, blocks, 1)
+
+
+def sums_of(shape: Shape, tiles: int, blocks: int, grid: int, matrices: int) -> int:
+    """moe_gemv: f32 of all parts, in a thread block."""
+    return matrices * -(-tiles // grid) * sharing(shape, tiles, blocks, grid, matrices) * 16 * shape.x_rows
+
+
+def down_cut_of(fmt: RecordFormat, tiles: int, blocks: int, grid: int, each: int) -> DownCut:
+    """Likewise, by `grid` thread blocks a row."""
+    most = -(-tiles // grid)
+    sizes = (blocks, each * blocks, most, inverse(blocks), tiles * blocks * fmt.record_bytes)
+    return DownCut(Shares(*divmod(tiles, grid)), *sizes)
+
+
 def _given_by(who: Tensor | Asked) -> tuple[int | None, Logits]:
     """ids, or what is chosen by."""
     if isinstance(who, Asked):
@@ -61,7 +117,7 @@ def _given_by(who: Tensor | Asked) -> tuple[int | None, Logits]:
 
 def stack_of(
     records: Sequence[Tensor], beside: Sequence[Tensor], who: Tensor | Asked, lut: Tensor, rows: Rows,
-    y: Tensor, per: int, used: int, act: str, clamp: Clamp | None,
+    y: Tensor, used: int, act: str, clamp: Clamp | None,
 ) -> Stack:  # fmt: skip
     """The arguments of `moe_gemv`."""
     assert rows.up is None
@@ -69,7 +125,7 @@ def stack_of(
     return Stack(
         _two(records), _two(beside), ids, lut.data_ptr(), rows.x.data_ptr(),
         None if norm is None else norm.weight.data_ptr(), None if ready is None else ready.data_ptr(),
-        y.data_ptr(), per, y.shape[1], used, lut.numel(),
+        y.data_ptr(), y.shape[1], used, lut.numel(),
         rows.x.shape[1], rows.x.stride(0), 1 + ACTS.index(act),
         0 if clamp is None else 1 if clamp.at == "before" else 2, 0.0 if clamp is None else clamp.limit,
         0.0 if norm is None else norm.eps, logits,

@@ -64,7 +64,7 @@ def variants(arch):
             yield found[0].kind, (), f"{name} {rows}", defined
             if rows == 1 and name in MAKING:
                 yield "gemv", (), f"{name} 1, x made ready", {**defined, "MAKES": 2}
-        for source, rows, warps, stages in ("moe", 1, 8, 2), ("moe", 4, 8, 3), ("moe_down", 1, 9, 2):
+        for source, rows, warps, stages in ("moe", 1, 8, 2), ("moe", 4, 8, 3), ("moe_down", 1, 6, 3):
             if rows == 1 or ability.matrix:
                 shape = Shape("gemv", rows, 1, warps, stages)
                 defined = few_rows.defines(FORMATS[name], shape)

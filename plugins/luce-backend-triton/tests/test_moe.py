@@ -112,6 +112,7 @@ def test_one_row_asks_for_all_its_records_before_it_waits(name):
     shape, grid = moe._down_shape(name, 128, 2, 9, 1, room)
     assert grid == 128
     assert shape.warps * shape.stages == 2 * 9
+    assert shape.warps <= 8  # what the registers beside three thread blocks of the first have room for
 
 
 def test_shapes_fit_small_cards_and_no_thread_block_has_more_than_its_share():

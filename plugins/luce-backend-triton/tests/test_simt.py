@@ -171,11 +171,8 @@ def test_dense(tmp_path, dtype, rows, cols, m, kind, grid):
     close(y, ready @ weights.double().T + bias.double() + residual.double(), 1e-6)
 
 
-MOE = "Stack stack; int tiles; int blocks; int room;"
-MoeGiven = simt.fields(
-    ("stack", moe_args.Stack),
-    *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")),
-)
+MOE = "Stack stack; Cut cut;"
+MoeGiven = simt.fields(("stack", moe_args.Stack), ("cut", moe_args.Cut))
 
 
 @pytest.mark.parametrize(
@@ -236,9 +233,11 @@ def check_experts(tmp_path, blocks, dequantized, name, per, grid, matrices, act,
         rows_of_x.room("gemv").copy_(few_rows.prepare(normed, "gemv"))
         x = x.clone()
         rows_of_x.x.fill_(torch.nan)  # is not read again
-    stack = moe_args.stack_of(records, own, told, lut, rows_of_x, y, per, used, act, clamp)
-    it = MoeGiven(stack, tiles, across, moe.warp_room(shape, tiles, across, grid, matrices))
-    shared = moe.few_bytes(formats.FORMATS[name], shape, tiles, across, grid, matrices, lut.numel())
+    stack = moe_args.stack_of(records, own, told, lut, rows_of_x, y, used, act, clamp)
+    fmt = formats.FORMATS[name]
+    each = used + beside
+    it = MoeGiven(stack, moe_args.cut_of(fmt, shape, tiles, across, grid, matrices, pairs, each, per))
+    shared = moe.few_bytes(fmt, shape, tiles, across, grid, matrices, lut.numel())
     library.launch_deep(ctypes.byref(it), grid, 32 * shape.warps, shared, pairs)
     ready = x.double()
     if norm is not None:
@@ -271,9 +270,10 @@ def test_what_the_router_makes_ready_is_what_experts_make_but_for_rounding(
         rows, y = product.Rows(x, norm), torch.full((1, 48), torch.nan)
         if by_router:
             route.logits(x, norm, torch.randn(20, 768), False, rows.room("gemv"))
-        stack = moe_args.stack_of([records], (), ids, lut, rows, y, 1, 1, "silu", None)
-        it = MoeGiven(stack, tiles, across, moe.warp_room(shape, tiles, across, 1, 1))
-        shared = moe.few_bytes(formats.FORMATS["Q4_K"], shape, tiles, across, 1, 1, 1)
+        stack = moe_args.stack_of([records], (), ids, lut, rows, y, 1, "silu", None)
+        fmt = formats.FORMATS["Q4_K"]
+        it = MoeGiven(stack, moe_args.cut_of(fmt, shape, tiles, across, 1, 1, 1, 1, 1))
+        shared = moe.few_bytes(fmt, shape, tiles, across, 1, 1, 1)
         library.launch_deep(ctypes.byref(it), 1, 32 * shape.warps, shared, 1)
         found.append(y)
     ready = x.double() if norm is None else F.rms_norm(x.double(), (768,), norm.weight.double(), norm.eps)
@@ -298,8 +298,8 @@ def activated(gate, up, act, clamp):
     return (mid if before else mid.clamp(max=clamp.limit)) * up.clamp(-clamp.limit, clamp.limit)
 
 
-DOWN = "Down d; int tiles; int blocks; int room;"
-DownGiven = simt.fields(("d", moe_args.Down), *((name, ctypes.c_int) for name in ("tiles", "blocks", "room")))
+DOWN = "Down d; DownCut cut;"
+DownGiven = simt.fields(("d", moe_args.Down), ("cut", moe_args.DownCut))
 
 
 @pytest.mark.parametrize(
@@ -307,6 +307,7 @@ DownGiven = simt.fields(("d", moe_args.Down), *((name, ctypes.c_int) for name in
     [
         ("Q4_K", 512, 3, 4, 3),
         ("Q4_K", 512, 5, 8, 1),  # more warps than parts, when alone
+        ("Q4_K", 768, 5, 2, 4),  # some warps have more than three parts, of one tile
         ("Q6_K", 256, 1, 2, 2),
         ("Q8_0", 288, 2, 5, 2),  # a block of columns that is not full
         ("MXFP4", 64, 1, 1, 2),
@@ -347,7 +348,7 @@ def test_all_experts_of_a_row_at_once(
     )  # fmt: skip
     defines = few_rows.defines(fmt, shape) | {"IMMA": int(common)}
     library = simt.build(tmp_path, "moe_down", "moe_down", defines, DOWN, after=tuple(moe.FRONT.split()))
-    it = DownGiven(down, tiles, across, -(-tiles // grid))
+    it = DownGiven(down, moe_args.down_cut_of(fmt, tiles, across, grid, each))
     shared = moe.down_bytes(fmt, shape, -(-tiles // grid), each)
     library.launch_deep(ctypes.byref(it), grid, 32 * warps, shared, rows)
 

@@ -8,7 +8,7 @@ struct Logits {
   float scale;
 };
 
-#define LISTED 8  // logits of a lane
+#define LISTED 8  // logits of a lane: neighbours, so of two alike the lower lane's has the lower id
 
 __device__ __forceinline__ u32 most(u32 v) {  // of a warp
 #if __CUDA_ARCH__ >= 800
@@ -20,29 +20,55 @@ __device__ __forceinline__ u32 most(u32 v) {  // of a warp
 #endif
 }
 
-// tell(place, id, logit) for each of `wanted`, the best first, in all lanes; of padding, -1 for all ids.
+// An integer of the same order, and back.
+__device__ __forceinline__ u32 order_of(u32 bits) { return bits ^ ((int)bits < 0 ? ~0u : 0x80000000u); }
+__device__ __forceinline__ float logit_of(u32 order) { return __uint_as_float(order ^ ((int)order < 0 ? 0x80000000u : ~0u)); }
+
+struct Listed { u32 order; int id; };
+__device__ __forceinline__ void in_order(Listed& a, Listed& b) {  // the better first
+  const bool swaps = b.order > a.order || (b.order == a.order && b.id < a.id);
+  const Listed first = swaps ? b : a;
+  b = swaps ? a : b;
+  a = first;
+}
+
+// tell(place, id, logit) for each of `wanted`, the best first, in one lane: whose it is. Of padding, -1 for all ids.
+// Every lane sorts its own, and the one whose first is the best of all puts it away: one answer of the whole warp a place.
 template <class Tell> __device__ __forceinline__ void choose(const Logits& logits, int row, int wanted, int lane, Tell tell) {
-  u32 order[LISTED], head, own;  // integers of the same order; a lane's largest, and whose it is
   const bool padding = (int)load1(logits.parent + row) == -2;  // on its way beside the logits
+  const float* from = logits.of + (size_t)row * logits.count;
+  const int first = lane * LISTED;
+  Listed mine[LISTED];
+  if (logits.count % 4 == 0) {
 #pragma unroll
-  for (int i = 0; i < LISTED; i++) {
-    const int at = i * 32 + lane;
-    const u32 bits = at < logits.count ? load1(logits.of + (size_t)row * logits.count + at) : ~0u;
-    order[i] = bits ^ ((int)bits < 0 ? ~0u : 0x80000000u);
+    for (int i = 0; i < LISTED; i += 4) {
+      if (first + i < logits.count) {
+        const float4 v = load4(from + first + i);
+        mine[i].order = order_of(__float_as_uint(v.x)), mine[i + 1].order = order_of(__float_as_uint(v.y));
+        mine[i + 2].order = order_of(__float_as_uint(v.z)), mine[i + 3].order = order_of(__float_as_uint(v.w));
+      } else {
+        mine[i].order = mine[i + 1].order = mine[i + 2].order = mine[i + 3].order = 0;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < LISTED; i++) mine[i].order = first + i < logits.count ? order_of(load1(from + first + i)) : 0;
   }
-  auto look = [&]() {
-    head = 0, own = lane;
 #pragma unroll
-    for (int i = 0; i < LISTED; i++)
-      if (order[i] > head) head = order[i], own = i * 32 + lane;
-  };
-  look();
+  for (int i = 0; i < LISTED; i++) mine[i].id = first + i;
+#pragma unroll
+  for (int step = 0; step < 19; step++) {
+    constexpr int PAIRS[19] = {002, 013, 046, 057, 004, 015, 026, 037, 001, 023, 045, 067, 024, 035, 014, 036, 012, 034, 056};
+    in_order(mine[PAIRS[step] >> 3], mine[PAIRS[step] & 7]);
+  }
+#pragma unroll 1
   for (int place = 0; place < wanted; place++) {
-    const u32 top = most(head);
-    const int id = (int)~most(head == top ? ~own : 0u);
-    tell(place, padding ? -1 : id, __uint_as_float(top ^ ((int)top < 0 ? 0x80000000u : ~0u)));
+    const bool best = mine[0].order == most(mine[0].order);
+    const u32 alike = __ballot_sync(~0u, best);
+    const bool own = best && !(alike & ((1u << lane) - 1));
+    if (own) tell(place, padding ? -1 : mine[0].id, logit_of(mine[0].order));
 #pragma unroll
-    for (int i = 0; i < LISTED; i++) order[i] = i * 32 + lane == id ? 0u : order[i];  // an index would cost memory
-    look();
+    for (int i = 1; i < LISTED; i++) mine[i - 1] = own ? mine[i] : mine[i - 1];
+    if (own) mine[LISTED - 1].order = 0;
   }
 }

@@ -19,10 +19,17 @@ struct Stack {
   const float *x, *norm;  // [rows][ldx]; [width], or none
   const u8* ready;        // norm(x) [blocks][rows][X_BYTES], or none
   float* y;               // [pairs][n]
-  int per, n, used, known, width, ldx;  // known: entries of lut
+  int n, used, known, width, ldx;  // known: entries of lut
   int act, clamp;                  // clamp: 0 none, 1 before the activation, 2 after it
   float limit, eps;
   Logits logits;  // instead of ids, where X_ROWS is 1
+};
+
+struct Cut {
+  Shares tiles;  // of thread blocks
+  int blocks, parts, each, rows, sums;  // parts: gemv.cu; pairs of a row; rows of x; numbers in shared memory
+  u32 by_blocks, by_parts, by_each, by_per;  // per: pairs that meet a row of x
+  size_t expert_bytes;  // of a matrix
 };
 
 __device__ __forceinline__ float limited(const Stack& s, float gate, float up) {
@@ -35,7 +42,6 @@ __device__ __forceinline__ float limited(const Stack& s, float gate, float up) {
 // The pairs that go with this one -> taken, itself first, and how many; 0: it goes with an earlier one. By whole warps.
 __device__ __forceinline__ int together(int* taken, const Stack& s, const int* lut, int pair, int each, int expert, int lane) {
   if (lane == 0) taken[0] = pair;
-  if (X_ROWS == 1) return 1;
   const int row = pair / each, place = pair % each, rows = gridDim.z / each;
   int earlier = 0, later = 0;
   if (place == s.used) {
@@ -56,102 +62,101 @@ __device__ __forceinline__ int together(int* taken, const Stack& s, const int* l
   return earlier % X_ROWS ? 0 : 1 + min(later, X_ROWS - 1);
 }
 
-// Shared memory: x [blocks][X_ROWS], rings, sums f32[WARPS][room][X_ROWS][16], by warp and its how-manieth tile, the second
-// matrix's behind the first one's; squares f32[X_ROWS][WARPS]; pairs [X_ROWS]; lut; who was chosen.
+// Shared memory: x [blocks][X_ROWS], rings, sums f32[matrices][tiles][parts][X_ROWS][16] as in gemv.cu; squares
+// f32[X_ROWS][WARPS]; pairs [X_ROWS]; lut; whose records.
 extern "C" __global__ void AT_A_TIME(X_ROWS > 1 ? 512 : SCALES ? 1024 : 768)
-moe_gemv(Stack stack, int tiles, int blocks, int room) {
+moe_gemv(Stack stack, Cut cut) {
   extern __shared__ __align__(16) u8 shared[];
-  const int pair = blockIdx.z, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int tile0 = first_unit(blockIdx.x, gridDim.x, tiles), num_tiles = first_unit(blockIdx.x + 1, gridDim.x, tiles) - tile0;
+  const int pair = blockIdx.z, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, blocks = cut.blocks, parts = cut.parts;
+  const int tile0 = first_of(cut.tiles, blockIdx.x), num_tiles = first_of(cut.tiles, blockIdx.x + 1) - tile0;
   const bool two = stack.records[1] != nullptr;
   const int one = num_tiles * blocks, units = two ? 2 * one : one;
-  const int begin = first_unit(warp, WARPS, units), end = first_unit(warp + 1, WARPS, units);
+  const Shares shares = {units / WARPS, units % WARPS};
+  const int begin = first_of(shares, warp), end = first_of(shares, warp + 1);
   u8* ring = shared + blocks * X_ROWS * X_BYTES + warp * STAGES * RECORD;
   float* partial = (float*)(shared + blocks * X_ROWS * X_BYTES + WARPS * STAGES * RECORD);
-  float* squares = partial + WARPS * room * (16 * X_ROWS);
+  float* squares = partial + cut.sums;
   int *taken = (int*)(squares + X_ROWS * WARPS), *lut = taken + X_ROWS;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < stack.known; i += 32 * WARPS) lut[i] = stack.lut[i];
-  __syncthreads();
-  const int each = stack.used + (stack.beside[0] != nullptr), place = pair % each;
+  const int row = quotient(pair, cut.by_each), place = pair - row * cut.each, row_of_x = quotient(pair, cut.by_per);
+  auto row_of = [&](int one) { return ONE_ROW ? row_of_x : quotient(one, cut.by_per); };
   const bool common = place == stack.used;
-  const u8* source = nullptr;
-  size_t skipped = (size_t)tile0 * blocks * RECORD;
   int next = begin;
   u8* slot = ring;  // of the oldest record, and so of the next
-  auto seek = [&]() {
-    const bool second = next >= one;
-    source = common ? (second ? stack.beside[1] : stack.beside[0]) : (second ? stack.records[1] : stack.records[0]);
-    source += skipped + (size_t)(next - (second ? one : 0)) * RECORD;
-  };
+  const size_t skipped = (size_t)tile0 * blocks * RECORD + lane * 16;
+  const u8* second = (common ? stack.beside[1] : stack.records[1]) + skipped;  // from the second matrix on; of the first expert so far
+  const u8* source = begin < one ? (common ? stack.beside[0] : stack.records[0]) + skipped + (size_t)begin * RECORD : second + (size_t)(begin - one) * RECORD;
   auto fetch = [&]() {
     if (next < end) {
-      copy_record(slot, source, lane);
-      source += RECORD;
-      if (++next == one && next < end) seek();
+      copy_lanes(slot + lane * 16, source, lane);
+      source = ++next == one ? second : source + RECORD;
     }
     commit();
     slot = slot == ring + (STAGES - 1) * RECORD ? ring : slot + RECORD;
   };
-  auto begin_fetching = [&]() {
-    if (begin < end) seek();
+  if (common) {
 #pragma unroll
     for (int i = 0; i < STAGES; i++) fetch();
-  };
-  if (common) begin_fetching();
-  const int row_of_x = ONE_ROW ? settled(pair / stack.per) : 0, rows_of_x = ONE_ROW ? settled(gridDim.z / stack.per) : 0;
-  const int meets_at = ONE_ROW ? settled(worker_of(((lane >> 4) * num_tiles + warp) * blocks, WARPS, units)) : 0;  // of a warp's first sums
+  }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < stack.known; i += 32 * WARPS) lut[i] = stack.lut[i];
+#pragma unroll 1
+  for (int i = threadIdx.x * 4; i < cut.sums; i += 32 * WARPS * 4) *(float4*)(partial + i) = float4{0.f, 0.f, 0.f, 0.f};
+  const int tile = quotient(begin, cut.by_blocks);  // of either matrix
+  int block = settled(begin - tile * blocks);
+  float* mine = partial + (tile * parts + warp - quotient(warp, cut.by_parts) * parts) * (16 * X_ROWS) + (lane >> 2);
   const bool sooner = ONE_ROW && stack.ready, chooses = !common && stack.logits.of;
+  __syncthreads();
   wait_for_previous();
   let_next_start();
 
   if (sooner) {  // than it is known whose weights it meets; by all warps but the one that chooses
     const int idle = WARPS > 1 && chooses ? 32 : 0;
-    for (int i = (int)threadIdx.x - idle; i < blocks * (X_BYTES / 16); i += 32 * WARPS - idle) {
-      const u8* from = stack.ready + ((size_t)(i / (X_BYTES / 16)) * rows_of_x + row_of_x) * X_BYTES;
-      if (i >= 0) copy16(shared + i * 16, from + i % (X_BYTES / 16) * 16);
-      else break;
-    }
+    const u8* from = stack.ready + (size_t)row_of_x * X_BYTES;
+    const int apart = (cut.rows - 1) * X_BYTES;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x - idle; i < blocks * (X_BYTES / 16) && i >= 0; i += 32 * WARPS - idle)
+      copy16(shared + i * 16, from + (size_t)(i / (X_BYTES / 16)) * apart + i * 16);
     commit();
   }
-  int id = 0;
+  int expert = 0;
   if (chooses) {
     int* chosen = lut + stack.known;
-    const int row = pair / each;
     if (warp == 0)
-      choose(stack.logits, row, place + 1, lane, [&](int at, int best, float) {
-        if (lane == 0 && at == place) *chosen = best;
+      choose(stack.logits, row, place + 1, lane, [&](int at, int id, float) {
+        if (at == place) *chosen = id < 0 ? -1 : lut[id];
       });
+    if (sooner) wait_all();
     __syncthreads();
-    id = *chosen;
+    expert = *chosen;
   } else if (!common) {
-    id = (int)load1(stack.ids + pair / each * stack.used + place);
+    const int id = (int)load1(stack.ids + row * stack.used + place);
+    expert = id < 0 ? -1 : lut[id];
   }
-  const int expert = common ? 0 : id < 0 ? -1 : lut[id];
   if (expert < 0) {
     if (sooner) wait_all();
 #pragma unroll 1
     for (int i = tile0 * 16 + threadIdx.x; i < min((tile0 + num_tiles) * 16, stack.n); i += 32 * WARPS) stack.y[(size_t)pair * stack.n + i] = 0.f;
     return;
   }
-  const int live = together(taken, stack, lut, pair, each, expert, lane);
+  const int live = ONE_ROW ? 1 : together(taken, stack, lut, pair, cut.each, expert, lane);
   if (!live) {
     wait_all();
     return;
   }
-  __syncwarp();
+  if (!ONE_ROW) __syncwarp();
   if (stack.ready && !sooner) {
-    const int rows = gridDim.z / stack.per;
     for (int i = threadIdx.x; i < blocks * live * (X_BYTES / 16); i += 32 * WARPS) {
-      const int piece = i % (X_BYTES / 16), n = i / (X_BYTES / 16) % live, block = i / (X_BYTES / 16) / live;
-      const u8* from = stack.ready + ((size_t)block * rows + taken[n] / stack.per) * X_BYTES;
-      copy16(shared + (block * X_ROWS + n) * X_BYTES + piece * 16, from + piece * 16);
+      const int piece = i % (X_BYTES / 16), n = i / (X_BYTES / 16) % live, at = i / (X_BYTES / 16) / live;
+      const u8* from = stack.ready + ((size_t)at * cut.rows + row_of(taken[n])) * X_BYTES;
+      copy16(shared + (at * X_ROWS + n) * X_BYTES + piece * 16, from + piece * 16);
     }
     commit();
   }
   if (!common) {
-    skipped += (size_t)expert * tiles * blocks * RECORD;
-    begin_fetching();
+    const size_t before = (size_t)expert * cut.expert_bytes;
+    source += before, second += before;
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) fetch();
   }
 
   if (stack.ready) {
@@ -165,7 +170,7 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
         float sum = 0.f;
         if (n < live)
           for (int i = threadIdx.x * 4; i < stack.width; i += 32 * WARPS * 4) {
-            const float4 v = load4(stack.x + (size_t)(taken[n] / stack.per) * stack.ldx + i);
+            const float4 v = load4(stack.x + (size_t)row_of(taken[n]) * stack.ldx + i);
             sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
           }
 #pragma unroll
@@ -189,7 +194,7 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
       for (int n = 0; n < X_ROWS; n++) {
         if (n == live) break;
         float v[8];
-        columns_of(v, stack.x + (size_t)(taken[n] / stack.per) * stack.ldx, at, stack.width);
+        columns_of(v, stack.x + (size_t)row_of(taken[n]) * stack.ldx, at, stack.width);
         if (stack.norm)
 #pragma unroll
           for (int j = 0; j < 8; j++) v[j] *= inverse[n] * w[j];
@@ -197,11 +202,9 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
       }
     }
   }
-  __syncthreads();
+  if (!(sooner && chooses)) __syncthreads();  // else x was there when it was known who was chosen
 
   float total[2][X_ROWS] = {};
-  float* mine = partial + warp * room * (16 * X_ROWS) + (lane >> 2);
-  int block = begin % blocks;
   for (int i = begin; i < end; i++) {
     wait_but<STAGES - 1>();
     __syncwarp();
@@ -211,23 +214,27 @@ moe_gemv(Stack stack, int tiles, int blocks, int room) {
     if (++block == blocks || i == end - 1) {
       block = 0;
       leave(total, mine, lane);
-      mine += 16 * X_ROWS;
+      mine += parts * (16 * X_ROWS);
     }
   }
   __syncthreads();
 
+#pragma unroll 1
   for (int i = warp; i < num_tiles * live; i += WARPS) {  // a lane has a row of one matrix
-    const int tile = i / live, n = i % live;
-    const int owner = (lane >> 4) * num_tiles + tile, at = (tile0 + tile) * 16 + (lane & 15);
+    const int tile = i / live, n = i - tile * live;
+    const int at = (tile0 + tile) * 16 + (lane & 15);
+    const float* from = partial + ((lane >> 4) * num_tiles + tile) * parts * (16 * X_ROWS) + n * 16 + (lane & 15);
     float v = 0.f;
-    if (owner * blocks < units)
-      for (int w = ONE_ROW && i == warp ? meets_at : worker_of(owner * blocks, WARPS, units); w < WARPS; w++) {
-        const int start = first_unit(w, WARPS, units);
-        if (start >= (owner + 1) * blocks) break;
-        if (start < first_unit(w + 1, WARPS, units))
-          v += partial[(w * room + owner - start / blocks) * (16 * X_ROWS) + n * 16 + (lane & 15)];
+    if (two || lane < 16)
+#pragma unroll 1
+      for (int k = 0; k < parts; k += 4) {
+        float some[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) some[j] = k + j < parts ? from[(k + j) * (16 * X_ROWS)] : 0.f;
+#pragma unroll
+        for (int j = 0; j < 4; j++) v += some[j];
       }
     const float up = __shfl_xor_sync(~0u, v, 16);
-    if (lane < 16 && at < stack.n) stack.y[(size_t)taken[n] * stack.n + at] = two ? limited(stack, v, up) : v;
+    if (lane < 16 && at < stack.n) stack.y[(size_t)(ONE_ROW ? pair : taken[n]) * stack.n + at] = two ? limited(stack, v, up) : v;
   }
 }

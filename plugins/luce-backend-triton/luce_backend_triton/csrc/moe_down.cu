@@ -4,8 +4,9 @@
 // its weight sigmoid(mix · norm(x)).
 //
 // Grid: (blocks of row tiles, 1, rows). A part is 256 columns of one expert; warp w has parts w, w + WARPS, ... of all tiles
-// of its thread block, and makes their x ready for itself. Shared memory: of each warp its x of two parts, then rings, sums
-// f32[WARPS][most tiles][16], residual f32[most tiles][16], products and squares f32[2][WARPS], weights and experts [each].
+// of its thread block, and makes their x ready for itself, AT_ONCE parts at a time. Shared memory: of each warp its x of so
+// many, then rings, sums f32[WARPS][most tiles][16], residual f32[most tiles][16], products and squares f32[2][WARPS], weights
+// and experts [each].
 //
 // `given` is what the launch before makes. All else is older, and read before that one is over, as in moe.cu: three thread
 // blocks of it and one of this find room in a multiprocessor's registers; with scales as halves or e4m3, two and one.
@@ -25,55 +26,89 @@ struct Down {
   Logits logits;  // instead of ids and weights, of at most 32
 };
 
-extern "C" __global__ void AT_A_TIME(SCALES > 1 && SCALES < 6 ? 1152 : 0)
-moe_down(Down d, int tiles, int blocks, int room) {
+struct DownCut {
+  Shares tiles;  // of thread blocks
+  int blocks, parts, room;  // room: the most tiles of a thread block
+  u32 by_blocks;
+  size_t expert_bytes;
+};
+
+#define AT_ONCE (STAGES > 2 ? 3 : 2)  // so the columns of all that a warp has are asked for at once, where its records are
+
+extern "C" __global__ void AT_A_TIME(SCALES > 1 && SCALES < 6 ? 1024 : 0)
+moe_down(Down d, DownCut cut) {
   extern __shared__ __align__(16) u8 shared[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.z;
-  const int each = d.used + (d.beside != nullptr), parts = each * blocks;
-  const int tile0 = first_unit(blockIdx.x, gridDim.x, tiles), num_tiles = first_unit(blockIdx.x + 1, gridDim.x, tiles) - tile0;
-  u8 *x = shared + warp * 2 * X_BYTES, *ring = shared + WARPS * 2 * X_BYTES + warp * STAGES * RECORD;
-  float* partial = (float*)(shared + WARPS * (2 * X_BYTES + STAGES * RECORD));
-  float* residual = partial + WARPS * room * 16;
-  float* scratch = residual + room * 16;
+  const int blocks = cut.blocks, parts = cut.parts, each = d.used + (d.beside != nullptr);
+  const int tile0 = first_of(cut.tiles, blockIdx.x), num_tiles = first_of(cut.tiles, blockIdx.x + 1) - tile0;
+  u8 *x = shared + warp * AT_ONCE * X_BYTES, *ring = shared + WARPS * AT_ONCE * X_BYTES + warp * STAGES * RECORD;
+  float* partial = (float*)(shared + WARPS * (AT_ONCE * X_BYTES + STAGES * RECORD));
+  float* residual = partial + WARPS * cut.room * 16;
+  float* scratch = residual + cut.room * 16;
   float* weight = scratch + 2 * WARPS;
   int* expert = (int*)(weight + each);
-  if (d.logits.of && warp == 0) {
-    int mine = 0;
-    float best = 0.f, share = 0.f;
+  const bool chooses = d.logits.of;
+  const int idle = WARPS > 1 && chooses ? 1 : 0, helper = (int)threadIdx.x - 32 * idle, helpers = 32 * (WARPS - idle);  // idle: the warp that chooses
+  const int sums = num_tiles * 16, first_row = tile0 * 16;
+  if (chooses && warp == 0) {
     choose(d.logits, row, d.used, lane, [&](int at, int id, float logit) {
-      if (at == 0) best = logit;
-      if (at == lane) mine = id, share = __expf(logit - best);
+      const int place = id < 0 ? -1 : d.lut[id];
+      expert[at] = place, weight[at] = logit;
     });
+    __syncwarp();
+    const bool mine = lane < d.used;
+    const float best = weight[0], share = mine ? __expf(weight[lane] - best) : 0.f;
     float sum = share;
 #pragma unroll
     for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
-    if (lane < d.used) {
-      const int place = mine < 0 ? -1 : d.lut[mine];
-      expert[lane] = max(place, 0);
+    if (mine) {
+      const int place = expert[lane];
+      expert[lane] = max(place, 0);  // what is not there counts for nothing
       weight[lane] = place < 0 ? 0.f : share / sum * d.logits.scale;
     }
   }
+  if (helper >= 0) {
+    if (!chooses)
 #pragma unroll 1
-  for (int i = threadIdx.x; !d.logits.of && i < d.used; i += 32 * WARPS) {
-    const u32 given = load1(d.weights + (size_t)row * d.ldw + i);
-    const int id = (int)load1(d.ids + row * d.used + i), place = id < 0 ? -1 : d.lut[id];
-    expert[i] = max(place, 0);  // what is not there counts for nothing
-    weight[i] = place < 0 ? 0.f : __uint_as_float(given);
+      for (int i = helper; i < d.used; i += helpers) {
+        const u32 given = load1(d.weights + (size_t)row * d.ldw + i);
+        const int id = (int)load1(d.ids + row * d.used + i), place = id < 0 ? -1 : d.lut[id];
+        expert[i] = max(place, 0);
+        weight[i] = place < 0 ? 0.f : __uint_as_float(given);
+      }
+#pragma unroll 1
+    for (int i = helper; i < sums; i += helpers)
+      residual[i] = d.residual && first_row + i < d.n ? __uint_as_float(load1(d.residual + (size_t)row * d.ldr + first_row + i)) : 0.f;
+    if (d.mix) {
+      const float* from = d.x + (size_t)row * d.ldx;
+      float mixed = 0.f, squares = 0.f;
+#pragma unroll 2
+      for (int i = helper * 4; i < d.width; i += helpers * 4) {
+        const float4 v = load4(from + i), m = *(const float4*)(d.mix + i);
+        const float4 w = d.norm ? *(const float4*)(d.norm + i) : float4{1.f, 1.f, 1.f, 1.f};
+        mixed += v.x * w.x * m.x + v.y * w.y * m.y + v.z * w.z * m.z + v.w * w.w * m.w;
+        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+      }
+#pragma unroll
+      for (int i = 16; i; i >>= 1) mixed += __shfl_xor_sync(~0u, mixed, i), squares += __shfl_xor_sync(~0u, squares, i);
+      if (lane == 0) scratch[warp] = mixed, scratch[WARPS + warp] = squares;
+    }
   }
   __syncthreads();
 
   int next = warp, tile = 0;
   const u8* source = nullptr;
   u8* slot = ring;  // of the oldest record, and so of the next
+  auto place_of = [&](int part) { return quotient(part, cut.by_blocks); };
   auto seek = [&]() {
     if (next >= parts) return;
-    const int place = next / blocks;
-    source = place == d.used ? d.beside : d.records + (size_t)expert[place] * tiles * blocks * RECORD;
-    source += ((size_t)tile0 * blocks + next - place * blocks) * RECORD;
+    const int place = place_of(next);
+    source = place == d.used ? d.beside : d.records + (size_t)expert[place] * cut.expert_bytes;
+    source += ((size_t)tile0 * blocks + next - place * blocks) * RECORD + lane * 16;
   };
   auto fetch = [&]() {
     if (next < parts) {
-      copy_record(slot, source, lane);
+      copy_lanes(slot + lane * 16, source, lane);
       source += (size_t)blocks * RECORD;
       if (++tile == num_tiles) tile = 0, next += WARPS, seek();
     }
@@ -84,20 +119,9 @@ moe_down(Down d, int tiles, int blocks, int room) {
 #pragma unroll
   for (int i = 0; i < STAGES; i++) fetch();
   if (d.mix) {
-    const float* from = d.x + (size_t)row * d.ldx;
-    float mixed = 0.f, squares = 0.f;
-    for (int i = threadIdx.x * 4; i < d.width; i += 32 * WARPS * 4) {
-      const float4 v = load4(from + i), m = *(const float4*)(d.mix + i);
-      const float4 w = d.norm ? *(const float4*)(d.norm + i) : float4{1.f, 1.f, 1.f, 1.f};
-      mixed += v.x * w.x * m.x + v.y * w.y * m.y + v.z * w.z * m.z + v.w * w.w * m.w;
-      squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-    }
-#pragma unroll
-    for (int i = 16; i; i >>= 1) mixed += __shfl_xor_sync(~0u, mixed, i), squares += __shfl_xor_sync(~0u, squares, i);
-    if (lane == 0) scratch[warp] = mixed, scratch[WARPS + warp] = squares;
-    __syncthreads();
-    if (warp == 0) {
-      mixed = lane < WARPS ? scratch[lane] : 0.f, squares = lane < WARPS ? scratch[WARPS + lane] : 0.f;
+    if (warp == WARPS - 1) {
+      const bool mine = lane >= idle && lane < WARPS;
+      float mixed = mine ? scratch[lane] : 0.f, squares = mine ? scratch[WARPS + lane] : 0.f;
 #pragma unroll
       for (int i = 16; i; i >>= 1) mixed += __shfl_xor_sync(~0u, mixed, i), squares += __shfl_xor_sync(~0u, squares, i);
       if (d.norm) mixed /= sqrtf(squares / (float)d.width + d.eps);
@@ -106,39 +130,40 @@ moe_down(Down d, int tiles, int blocks, int room) {
   } else if (threadIdx.x == 0 && d.beside) {
     weight[d.used] = 1.f;
   }
-  const int sums = num_tiles * 16, first_row = tile0 * 16;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < sums; i += 32 * WARPS)
-    residual[i] = d.residual && first_row + i < d.n ? __uint_as_float(load1(d.residual + (size_t)row * d.ldr + first_row + i)) : 0.f;
   __syncthreads();
   wait_for_previous();
   let_next_start();
 
-  for (int first = warp; first < parts; first += 2 * WARPS) {  // two parts at a time: columns of both are asked for at once
-    float v[2][8];
+  float total[2][X_ROWS] = {};
+#pragma unroll 1
+  for (int first = warp; first < parts; first += AT_ONCE * WARPS) {
+    float v[AT_ONCE][8];
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-      const int part = first + k * WARPS, place = part / blocks, at = first_column((part - place * blocks) * 256, lane);
+    for (int k = 0; k < AT_ONCE; k++) {
+      const int part = first + k * WARPS, place = place_of(part), at = first_column((part - place * blocks) * 256, lane);
       columns_of(v[k], d.given + ((size_t)row * each + place) * d.hidden, at, part < parts ? d.hidden : 0);
     }
 #pragma unroll
-    for (int k = 0; k < 2; k++)
-      if (first + k * WARPS < parts) make_ready(x + k * X_BYTES, v[k], weight[(first + k * WARPS) / blocks], lane);
-    for (int part = first; part < min(parts, first + 2 * WARPS); part += WARPS) {
-      float* mine = partial + warp * room * 16 + (lane >> 2);
+    for (int k = 0; k < AT_ONCE; k++)
+      if (first + k * WARPS < parts) make_ready(x + k * X_BYTES, v[k], weight[place_of(first + k * WARPS)], lane);
+    const u8* ready = x;
+#pragma unroll 1
+    for (int part = first; part < min(parts, first + AT_ONCE * WARPS); part += WARPS, ready += X_BYTES) {
+      float* mine = partial + warp * cut.room * 16 + (lane >> 2);
       for (int i = 0; i < num_tiles; i++, mine += 16) {
         wait_but<STAGES - 1>();
         __syncwarp();
-        float total[2][X_ROWS] = {};
-        multiply(total, slot, part == first ? x : x + X_BYTES, lane);
+        multiply(total, slot, ready, lane);
         __syncwarp();
         fetch();
+        if (num_tiles == 1 && part + WARPS < parts) break;  // the next part goes on with its sums
 #pragma unroll
         for (int j = 0; j < 2; j++) {
           float sum = total[j][0];
           sum += __shfl_xor_sync(~0u, sum, 1);
           sum += __shfl_xor_sync(~0u, sum, 2);
-          if ((lane & 3) == 0) mine[8 * j] = part == warp ? sum : mine[8 * j] + sum;
+          if ((lane & 3) == 0) mine[8 * j] = part == warp || num_tiles == 1 ? sum : mine[8 * j] + sum;
+          total[j][0] = 0.f;
         }
       }
     }
@@ -149,7 +174,7 @@ moe_down(Down d, int tiles, int blocks, int room) {
     float v = 0.f;
 #pragma unroll
     for (int w = 0; w < WARPS; w++)
-      if (w < parts) v += partial[w * room * 16 + i];
+      if (w < parts) v += partial[w * cut.room * 16 + i];
     if (first_row + i < d.n) d.y[(size_t)row * d.n + first_row + i] = v + residual[i];
   }
 }
