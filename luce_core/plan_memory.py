@@ -30,6 +30,7 @@ from luce_core.contracts import (
     StateSizes,
     StoredSize,
 )
+from luce_core.contracts.staged import padded_rows
 from luce_core.gguf.rows import ROW_CACHE_BYTES
 from luce_core.registry import resolve
 
@@ -209,7 +210,9 @@ def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
     widest = max(spec.hidden for spec in demand.models.values())
     activations = 4 * demand.activation_vectors * widest * rows
     vocab = max(spec.vocab for spec in demand.models.values())
-    held = 4 * vocab * min(rows, demand.max_sequences * demand.sampled_rows)
+    # Every sequence has as many rows as the one with most, filled up: not bounded by those of a step.
+    held = 4 * vocab * demand.max_sequences * padded_rows(demand.sampled_rows)
+    held = min(held, 4 * vocab * rows) if demand.sampled_rows == 1 else held
     scored = min(max(SCORE_LOGITS_BYTES, 4 * vocab), 4 * vocab * rows)
     logits = max(SAMPLED_COPIES * held, 2 * scored)
     marks = 4 * vocab * demand.max_sequences

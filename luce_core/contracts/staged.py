@@ -41,6 +41,15 @@ def stays_on_device(check: Callable[..., bool]) -> Callable[[Function], Function
     return mark
 
 
+ROW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Held rows of every sequence of a staged step: fewer are filled up, more are run as a plain call."""
+
+
+def padded_rows(rows: int) -> int:
+    """Of every sequence, where one of a step has so many."""
+    return next((size for size in ROW_BUCKETS if size >= rows), rows)
+
+
 Bucket = tuple[Any, ...]
 """What decides the shapes of a step, and what is computed in it; hashable."""
 

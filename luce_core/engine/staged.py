@@ -11,15 +11,13 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from luce_core.contracts import BlockTable, Commit, ForwardBatch, Tap
-from luce_core.contracts.staged import Bucket, StageBuffers
+from luce_core.contracts.staged import ROW_BUCKETS, Bucket, StageBuffers, padded_rows
 from luce_core.engine.programs import Programs, make_commit, make_verdicts
 from luce_core.model.batch import ALL_ALLOWED, PADDING, WORD_BITS, RowSet, row_places
 from luce_core.ops.newest import AHEAD
 from luce_core.ops.sampling import MASK_BITS, StepParams
 from luce_core.speculation.tree import accept
 
-ROW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Rows of every sequence of a step; more are run as a plain call."""
 ALIGNMENT = 16
 """Bytes, of every input on the device: kernels are compiled for what is known of their pointers."""
 LEAST_BLOCKS = 8
@@ -96,7 +94,7 @@ class StagedVerify:
         most = max(len(row.tokens) for row in rows)
         if most > ROW_BUCKETS[-1] or not all(map(_ordinary, rows)):
             return None
-        count = next(size for size in ROW_BUCKETS if size >= most)
+        count = padded_rows(most)
         params = self.programs.table.step(row.slot for row in rows)
         within = not any(inputs["top"]) and self._stays_on_device(params)
         if steps > 1 and not (within and count == 1):

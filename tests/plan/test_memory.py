@@ -329,13 +329,14 @@ def test_a_layer_may_keep_more_than_the_file_by_format_and_columns(plan):
 
 
 def test_logits_are_of_the_rows_that_may_be_sampled_and_activations_what_the_layer_says(plan):
+    """Five rows are filled up to six."""
     demand = demands_of(max_sequences=3, max_held_rows=8)
     device = DeviceInfo("cuda:0", "d", 2**40, 1e9, driver_bytes=12_345)
     lines = {c.owner: c.num_bytes for c in fit(demand, device, 2**40).claims}
     more = evolve(demand, sampled_rows=5, activation_vectors=2 * demand.activation_vectors)
     wider = {c.owner: c.num_bytes for c in fit(more, device, 2**40).claims}
     vocab = demand.target.vocab
-    assert wider["logits of a step"] - lines["logits of a step"] == 3 * 4 * vocab * 3 * (5 - 1)
+    assert wider["logits of a step"] - lines["logits of a step"] == 3 * 4 * vocab * 3 * (6 - 1)
     assert wider["activations of a step"] == 2 * lines["activations of a step"]
     assert lines["driver of cuda:0"] == 12_345
     assert "driver of d" not in {c.owner for c in fit(demand, DeviceInfo("d", "d", 1, 1.0), 1).claims}
