@@ -167,7 +167,8 @@ def _halves(x: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     power = torch.where(top > 0, torch.exp2(torch.ceil(torch.log2(top))), 1.0) / TOP
     scaled = (x / power[..., None]).to(torch.float16)
     sums = scaled.unflatten(-1, (8, 32)).float().sum(-1).to(torch.float16)
-    ordered = scaled.unflatten(-1, (8, 2, 4, 4)).transpose(-3, -2).flatten(-4)
+    shares = scaled.new_tensor([1, 1 / 16])[:, None, None]  # of codes that lie four bits up
+    ordered = (scaled.unflatten(-1, (8, 2, 4, 4)) * shares).transpose(-3, -2).flatten(-4)
     return ordered, sums, power[..., None]
 
 

@@ -139,8 +139,10 @@ def prepare(
     if MMA:
         factor = power_of_two(tl.max(tl.abs(v), 1)[:, None]) / 512
         h = (v / factor).to(tl.float16)
-        sums = tl.sum(tl.reshape(h.to(tl.float32), (PER, 8, 32)), 2)
-        tl.store(out16 + at * 288 + p, h, mask=here)
+        full = h.to(tl.float32)
+        sums = tl.sum(tl.reshape(full, (PER, 8, 32)), 2)
+        share = tl.where(p % 8 // 4 == 0, 1.0, 0.0625)  # of codes that lie four bits up
+        tl.store(out16 + at * 288 + p, (full * share).to(tl.float16), mask=here)
         tl.store(out16 + at * 288 + 256 + tl.arange(0, 8)[None, :], sums.to(tl.float16), mask=here)
         tl.store(out32 + at * 144 + 136, factor, mask=here)
     else:

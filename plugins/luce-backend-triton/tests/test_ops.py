@@ -195,6 +195,7 @@ def decoded(given, kind):
     data = given[..., :512].contiguous()
     if kind == "mma":
         x = data.view(torch.float16).float().view(blocks, m, 8, 4, 2, 4).transpose(3, 4)
+        x = x * x.new_tensor([1, 16])[:, None, None]
     else:
         words = data.view(torch.int8).float().view(blocks, m, 8, 4, 2, 2, 4)[..., [0, 2, 1, 3]]
         x = (256 * words[..., 0, :, :] + words[..., 1, :, :]).transpose(3, 4)

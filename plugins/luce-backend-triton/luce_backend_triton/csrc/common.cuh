@@ -33,11 +33,6 @@ __device__ __forceinline__ u32 high2(u32 a) { u32 r; asm("{.reg .b16 l, h; mov.b
 __device__ __forceinline__ void floats(u32 a, float& low, float& high) {
   asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(low), "=f"(high) : "r"(a));
 }
-// Halves 1024 + byte of two bytes.
-__device__ __forceinline__ u32 bytes01(u32 a) { return __byte_perm(a, 0x64646464, 0x4140); }
-__device__ __forceinline__ u32 bytes23(u32 a) { return __byte_perm(a, 0x64646464, 0x4342); }
-__device__ __forceinline__ u32 bytes02(u32 a) { return __byte_perm(a, 0x64646464, 0x4240); }
-__device__ __forceinline__ u32 bytes13(u32 a) { return __byte_perm(a, 0x64646464, 0x4341); }
 
 // --- tensor cores: d = c + a · b, of halves
 

@@ -2,11 +2,14 @@
 //
 // W lies in records of 16 rows × 256 columns (formats.py). A warp owns TILES row tiles and walks along columns; all
 // warps of a block are at the same columns. A stage of the ring in shared memory holds the next record of every warp
-// and the columns of x that go with it. Codes become exact halves by bit operations (a code in the mantissa of 1024 or
-// 64, less that and the zero), and mma.m16n8k16 multiplies them with x. Where a group's scale is a small integer or a
-// power of two, codes are multiplied with it before: as halves, exact up to 2048, so that sums run on over groups.
-// Otherwise it is applied to the group's sum: nothing but x is rounded. Minima are one more product, with Σ x of every
-// group. The rows of W are the mma's M, those of x its N.
+// and the columns of x that go with it. Codes become exact halves by bit operations, and mma.m16n8k16 multiplies them
+// with x. Where a group's scale is a small integer or a power of two, codes are multiplied with it before: as halves, exact
+// up to 2048, so that sums run on over groups. Otherwise it is applied to the group's sum: nothing but x is rounded. Minima
+// are one more product, with Σ x of every group. The rows of W are the mma's M, those of x its N.
+//
+// Of a word's codes, every other one lies four bits up in its half. It is not shifted: x there is a sixteenth of what it
+// stands for (the second 16 columns of every 32). A code is alone in a half's bits, a multiple of 2^-24, where what it is
+// multiplied with makes it a number again (AS_BITS); or in the mantissa of 1024 or 64, less that and the zero.
 //
 // Lane (g = lane / 4, t = lane % 4) holds rows g and g + 8 of W and columns 4 t .. 4 t + 3 of each 16. x is given in
 // that order: every 32 as [t][half][4], so that a lane's eight are one load.
@@ -18,11 +21,11 @@
 #define AT_ONCE (TILES * COLS > 6 ? 1 : TILES * COLS > 4 ? 2 : 4)  // parts of sums
 #define BIAS TWICE(0x6400 + (TABLE ? 128 : ZERO))  // 1024 + zero; there one step of a half is 1
 #define BIAS_64 TWICE(0x5400 + ZERO * 16)          // 64 + zero; there it is 1/16
+#define TIMES_16 TWICE(0x1000)                     // of a half, added to its bits
+#define TIMES_32 TWICE(0x1400)
 #define NEGATIVE 0x80008000u
 #define IN_CODES (SCALES == 2 || SCALES == 3 || SCALES == 4 || SCALES == 6)  // scales are multiplied into codes
-// and what even and odd ones lie in is taken off there, where its product with a scale is a half too:
-#define EVEN_BIASED (SCALES == 2)
-#define ODD_BIASED (SCALES == 2 || SCALES == 3)
+#define AS_BITS (SCALES == 2 || SCALES == 3)                                 // codes are 2^-24, scales 32: a row's factor has the rest
 
 // --- scales of one row of a record
 
@@ -58,17 +61,31 @@ __device__ __forceinline__ void row_factors(const u8* at, int row, float& d, flo
 #elif SCALES == 3 || SCALES == 4
   floats(((const u16*)at)[row], d, add);
 #endif
+  if (AS_BITS) d *= 524288.f;  // 2^24 / 32
 }
+
+struct Magic { u32 even, odd, bytes; };  // 0x64006400, 0x54005400 and 0x64646464
+
+// Halves 1024 + byte of two bytes.
+__device__ __forceinline__ u32 bytes01(u32 a, Magic magic) { return __byte_perm(a, magic.bytes, 0x4140); }
+__device__ __forceinline__ u32 bytes23(u32 a, Magic magic) { return __byte_perm(a, magic.bytes, 0x4342); }
+__device__ __forceinline__ u32 bytes02(u32 a, Magic magic) { return __byte_perm(a, magic.bytes, 0x4240); }
+__device__ __forceinline__ u32 bytes13(u32 a, Magic magic) { return __byte_perm(a, magic.bytes, 0x4341); }
 
 #if IN_CODES
 // Scales of 32 columns as two halves: of 16 each (BY_16), or of these and the 32 beside them.
-__device__ __forceinline__ u32 two_scales(const RowScales& s, int c, int h) {
-#if SCALES == 6
-  return ((h ? bytes23(s.word[c]) : bytes01(s.word[c])) & 0x00ff00ff) << 7;
-#elif BY_16
-  return sub2(h ? bytes23(s.word[c]) : bytes01(s.word[c]), TWICE(0x6480));
+__device__ __forceinline__ u32 two_scales(const RowScales& s, int c, int h, Magic magic) {
+#if BY_16
+  const u32 two = h ? bytes23(s.word[c], magic) : bytes01(s.word[c], magic);
 #else
-  return sub2(c & 1 ? bytes23(s.word[c >> 1]) : bytes01(s.word[c >> 1]), TWICE(SCALES == 4 ? 0x6420 : 0x6400));
+  const u32 two = c & 1 ? bytes23(s.word[c >> 1], magic) : bytes01(s.word[c >> 1], magic);
+#endif
+#if SCALES == 6
+  return (two & 0x00ff00ff) << 7;
+#elif AS_BITS
+  return fma2(two, TWICE(0x5000), (TWICE(SCALES == 3 ? 0x6480 : 0x6400) + TIMES_32) ^ NEGATIVE);  // 32 times
+#else
+  return sub2(two, TWICE(0x6420));
 #endif
 }
 
@@ -79,55 +96,51 @@ __device__ __forceinline__ void scale_codes(u32 (&w)[4], u32 two, int h) {
 #else
   const u32 first = h ? high2(two) : low2(two), second = first;
 #endif
-#if EVEN_BIASED
-  const u32 even = mul2(two, BIAS ^ NEGATIVE), off_even = h ? high2(even) : low2(even);
-  w[0] = fma2(w[0], first, off_even), w[2] = fma2(w[2], first, off_even);
+#if AS_BITS && ZERO
+  static_assert(BY_16 && ZERO == 32, "the zero as it lies in even and odd ones");
+  const u32 off = mul2(two, 0x82008020);  // -2^-15, -2^-19
+  w[0] = fma2(w[0], first, low2(off)), w[2] = fma2(w[2], first, low2(off));
+  w[1] = fma2(w[1], second, high2(off)), w[3] = fma2(w[3], second, high2(off));
 #else
   w[0] = mul2(w[0], first), w[2] = mul2(w[2], first);
-#endif
-#if ODD_BIASED
-  const u32 odd = mul2(two, BIAS_64 ^ NEGATIVE), off_odd = BY_16 || h ? high2(odd) : low2(odd);
-  w[1] = fma2(w[1], second, off_odd), w[3] = fma2(w[3], second, off_odd);
-#else
   w[1] = mul2(w[1], second), w[3] = mul2(w[3], second);
 #endif
 }
 #else
 // Scales of 64 columns, of 32 each.
-__device__ __forceinline__ void group_scales(const RowScales& s, int c, float (&scale)[2]) {
+__device__ __forceinline__ void group_scales(const RowScales& s, int c, float (&scale)[2], Magic magic) {
 #if SCALES <= 1
   floats(s.word[c], scale[0], scale[1]);
 #else
-  floats(((c & 1 ? bytes23(s.word[c >> 1]) : bytes01(s.word[c >> 1])) & 0x00ff00ff) << 10, scale[0], scale[1]);
+  floats(((c & 1 ? bytes23(s.word[c >> 1], magic) : bytes01(s.word[c >> 1], magic)) & 0x00ff00ff) << 10, scale[0], scale[1]);
 #endif
 }
 #endif
 
 // What is added to groups 2 t and 2 t + 1 of a row, as halves; times row_factors' `add` (SCALES 2).
-__device__ __forceinline__ u32 row_adds(const u8* at, int row, int t) {
+__device__ __forceinline__ u32 row_adds(const u8* at, int row, int t, Magic magic) {
 #if SCALES == 1
   return ((const u32*)(at + 256))[row * 4 + t];
 #elif SCALES == 2
-  return sub2(bytes01(((const u16*)(at + 64))[row * 8 + 4 + t]), TWICE(0x6400));
+  return sub2(bytes01(((const u16*)(at + 64))[row * 8 + 4 + t], magic), TWICE(0x6400));
 #else
   return 0;
 #endif
 }
 
-struct Magic { u32 even, odd; };  // 0x64006400 and 0x54005400
-
 // Eight codes as halves: weights 0-3 to w[0] and w[2], 4-7 to w[1] and w[3]. word, more: the codes (8 bits: two words);
 // high: the plane of high bits that has the fields of word a.
 __device__ __forceinline__ void halves(u32 (&w)[4], u32 word, u32 more, u32 high, int a, Magic magic) {
 #if BITS == 8
-  w[0] = bytes02(word), w[2] = bytes13(word), w[1] = bytes02(more), w[3] = bytes13(more);
+  w[0] = bytes02(word, magic), w[2] = bytes13(word, magic), w[1] = bytes02(more, magic), w[3] = bytes13(more, magic);
 #elif TABLE
   look_up(word, word, more);
-  w[0] = bytes02(word), w[2] = bytes13(word), w[1] = bytes02(more), w[3] = bytes13(more);
+  w[0] = bytes02(word, magic), w[2] = bytes13(word, magic), w[1] = bytes02(more, magic), w[3] = bytes13(more, magic);
 #else
 #pragma unroll
   for (int j = 0; j < 4; j++) {  // odd ones stay where they are, four bits up
-    w[j] = mask_or(j & 2 ? word >> 8 : word, j & 1 ? 0x00f000f0 : 0x000f000f, j & 1 ? magic.odd : magic.even);
+    const u32 shifted = j & 2 ? word >> 8 : word, own = j & 1 ? 0x00f000f0 : 0x000f000f;
+    w[j] = AS_BITS ? shifted & own : mask_or(shifted, own, j & 1 ? magic.odd : magic.even);
 #if BITS > 4
     const int field = (BITS - 4) * (BITS == 5 ? 2 * a + (j & 1) : 2 * (a & 1) + (j & 1)) + (j & 2 ? 8 : 0), place = j & 1 ? 8 : 4;
     const u32 mask = (BITS == 5 ? 0x00010001u : 0x00030003u) << place;
@@ -135,9 +148,11 @@ __device__ __forceinline__ void halves(u32 (&w)[4], u32 word, u32 more, u32 high
 #endif
   }
 #endif
-#pragma unroll
-  for (int j = 0; j < 4; j++)
-    if (j & 1 ? !ODD_BIASED : !EVEN_BIASED) w[j] = sub2(w[j], BITS != 8 && !TABLE && j & 1 ? BIAS_64 : BIAS);
+#if !AS_BITS
+  const u32 odd = BITS == 8 || TABLE ? BIAS : BIAS_64;
+  w[0] = sub2(w[0], BIAS), w[2] = sub2(w[2], BIAS);
+  w[1] = fma2(w[1], TWICE(0x4c00), (odd + TIMES_16) ^ NEGATIVE), w[3] = fma2(w[3], TWICE(0x4c00), (odd + TIMES_16) ^ NEGATIVE);
+#endif
 }
 
 // One record of each tile. x: this lane's row of each block of 8, from its t on; sums: its Σ x of groups 2 t, 2 t + 1;
@@ -165,8 +180,8 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
       const u8* codes = record + r * RECORD;
 #if !IN_CODES
       float scale[2][2];
-      group_scales(s[r][0], c, scale[0]);
-      group_scales(s[r][1], c, scale[1]);
+      group_scales(s[r][0], c, scale[0], magic);
+      group_scales(s[r][1], c, scale[1], magic);
 #endif
       u32 high[2] = {0, 0};
 #if BITS != 8
@@ -190,8 +205,8 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
         halves(w[1], h ? four.w : four.y, 0, high[h], 2 * h + 1, magic);
 #endif
 #if IN_CODES
-        scale_codes(w[0], two_scales(s[r][0], c, h), h);
-        scale_codes(w[1], two_scales(s[r][1], c, h), h);
+        scale_codes(w[0], two_scales(s[r][0], c, h, magic), h);
+        scale_codes(w[1], two_scales(s[r][1], c, h, magic), h);
 #endif
 #pragma unroll
         for (int n = 0; n < COLS; n++) {
@@ -216,7 +231,7 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
     row_factors(at, g, d[0], add[0]);
     row_factors(at, g + 8, d[1], add[1]);
 #if HAS_ADD
-    const u32 a0 = row_adds(at, g, lane & 3), a1 = row_adds(at, g + 8, lane & 3);
+    const u32 a0 = row_adds(at, g, lane & 3, magic), a1 = row_adds(at, g + 8, lane & 3, magic);
 #endif
 #pragma unroll
     for (int n = 0; n < COLS; n++) {
@@ -307,7 +322,8 @@ __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS
 }
 
 // Grid: (workers, 1, blocks of X_ROWS rows of x). A worker is a thread block, an owner WARPS · TILES tiles, a unit a record of each
-// of them. x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, f16[8] Σ x of groups, and at X_FACTOR the
+// of them. x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, the second half of each 32 a
+// sixteenth, f16[8] Σ x of groups, and at X_FACTOR the
 // f32 that x is to be multiplied with; zero beyond W's columns. Rows of shared memory beyond x hold anything: what
 // comes of them is dropped. Workers leave their part of an owner's sums, and the last to arrive adds them up, always in the
 // same order. sums: f32[z][owner][warp][room][SUMS][32]; arrived: u32[z][owner][warp], zero between launches.
@@ -333,10 +349,8 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
       source[r] = records + ((size_t)min((owner * WARPS + warp) * TILES + r, tiles - 1) * blocks + block) * RECORD + lane * 16;
   };
   aim(owner, block);
-  int who = owner, at = block, i = left;  // of the records that are multiplied next, and how many units are left
-  int next = block;
+  int who = owner, at = block, i = left, next = block;  // of the records that are multiplied next; and of those asked for next
   auto fetch = [&](u8* stage) {
-    if (left-- <= 0) return;
 #pragma unroll
     for (int r = 0; r < TILES; r++) {
       copy_lanes(stage + (warp * TILES + r) * RECORD + lane * 16, source[r], lane);
@@ -345,44 +359,51 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
     if (++next == blocks) next = 0, aim(++owner, 0);
   };
 #pragma unroll
-  for (int k = 0; k < STAGES - 1; k++) fetch(shared + k * STAGE_BYTES);
+  for (int k = 0; k < STAGES - 1; k++)
+    if (k < left) fetch(shared + k * STAGE_BYTES);
 
-  Magic magic;  // in registers, so that one instruction masks a code and sets it
+  block = settled(block);  // what follows, behind the first weights
+  Magic magic;             // in registers, so that an instruction has room for another constant
   asm volatile("mov.b32 %0, 0x64006400;" : "=r"(magic.even));
   asm volatile("mov.b32 %0, 0x54005400;" : "=r"(magic.odd));
-  block = settled(block);  // what follows, behind the first weights
+  magic.bytes = 0x64646463 + gridDim.y;  // 1, which the compiler does not know
   const int first_row = blockIdx.z * X_ROWS, pieces = min(out.m - first_row, X_ROWS) * (X_BYTES / 16);
   const size_t x_step = (size_t)out.m * X_BYTES;
-  const u8* x_from = x + block * x_step + first_row * X_BYTES + threadIdx.x * 16;
-  int x_left = i, x_next = block;
+  const u8* x_first = x + first_row * X_BYTES + threadIdx.x * 16;
+  const u8* x_from = x_first + block * x_step;
   auto fetch_x = [&](u8* stage) {
-    if (x_left-- > 0) {
-      u8* to = stage + WARPS * TILES * RECORD + threadIdx.x * 16;
-      if (pieces == X_ROWS * (X_BYTES / 16)) {  // no comparisons but one
+    u8* to = stage + WARPS * TILES * RECORD + threadIdx.x * 16;
+    if (pieces == X_ROWS * (X_BYTES / 16)) {  // no comparisons but one
 #pragma unroll
-        for (int k = 0; k < X_ROWS * (X_BYTES / 16); k += 32 * WARPS)
-          if (k + 32 * WARPS <= X_ROWS * (X_BYTES / 16) || k + threadIdx.x < X_ROWS * (X_BYTES / 16)) copy16(to + k * 16, x_from + k * 16);
-      } else {
+      for (int k = 0; k < X_ROWS * (X_BYTES / 16); k += 32 * WARPS)
+        if (k + 32 * WARPS <= X_ROWS * (X_BYTES / 16) || k + threadIdx.x < X_ROWS * (X_BYTES / 16)) copy16(to + k * 16, x_from + k * 16);
+    } else {
 #pragma unroll 1
-        for (int k = 0; k + (int)threadIdx.x < pieces; k += 32 * WARPS) copy16(to + k * 16, x_from + k * 16);
-      }
-      x_from += x_step;
-      if (++x_next == blocks) x_next = 0, x_from -= blocks * x_step;
+      for (int k = 0; k + (int)threadIdx.x < pieces; k += 32 * WARPS) copy16(to + k * 16, x_from + k * 16);
     }
-    commit();
+    x_from += x_step;
   };
   float total[TILES][COLS][4] = {};
   wait_for_x(out.beside);
 #pragma unroll
-  for (int k = 0; k < STAGES - 1; k++) fetch_x(shared + k * STAGE_BYTES);
+  for (int k = 0; k < STAGES - 1; k++) {
+    if (k < left) fetch_x(shared + k * STAGE_BYTES);
+    if (++block == blocks) block = 0, x_from = x_first;
+    commit();
+  }
+  left -= STAGES - 1;
   u8* to = shared + (STAGES - 1) * STAGE_BYTES;
   const u8* stage = shared;
 #pragma unroll 1
   while (i > 0) {
     wait();
     __syncthreads();
-    fetch(to);
-    fetch_x(to);
+    if (left-- > 0) {
+      fetch_x(to);
+      fetch(to);
+      if (next == 0) x_from = x_first;
+    }
+    commit();
     to = to == shared + (STAGES - 1) * STAGE_BYTES ? shared : to + STAGE_BYTES;
     const u8* slab = stage + WARPS * TILES * RECORD;
     multiply(total, stage + warp * TILES * RECORD, slab + g * X_BYTES + t * 16, slab + g * X_BYTES + 512 + t * 4,
