@@ -23,8 +23,12 @@ LISTED = 1024
 """Columns of the range with the cut that programs look at in one go."""
 COUNTED = 4096
 """Of them, the most of which each is compared with all others; one program searches more."""
-TOGETHER, PROGRAMS = (256, 2) if INTERPRETED else (8, 128)
-"""Of them, whose places one program counts in one go; and programs of a row."""
+TOGETHER = 256 if INTERPRETED else 8
+"""Of them, whose places one program counts in one go."""
+MOST_PROGRAMS, FEWEST, PROGRAMS = (2, 2, 2) if INTERPRETED else (256, 16, 1024)
+"""The most and the fewest of a row, and those of all rows of a step. One row of noise with a spread of 1.4
+leaves 1,100 on the list, which are counted at once.
+"""
 
 
 @frozen
@@ -105,7 +109,7 @@ def _stage(
         *given, rows, vocab, parts, STAGE=stage, STEP=STEP, P=most, num_warps=4, **told
     )
     for by_number in sorted({one == "top_k" for one in filters}, reverse=True):
-        kernels.find_cut[(rows, PROGRAMS)](
+        kernels.find_cut[(rows, max(FEWEST, min(MOST_PROGRAMS, PROGRAMS // rows)))](
             *given, rows, vocab, parts, BY_NUMBER=by_number, AFTER="top_k" in filters and not by_number,
             STAGE=stage, N=TOGETHER, C=LISTED, MOST=COUNTED, P=most, num_warps=8, **told,
         )  # fmt: skip
