@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil, lcm
 
 from attrs import Factory, evolve, frozen
@@ -32,7 +33,7 @@ from luce_core.contracts import (
 )
 from luce_core.contracts.staged import padded_rows
 from luce_core.gguf.rows import ROW_CACHE_BYTES
-from luce_core.registry import resolve
+from luce_core.registry import guarded, resolve
 
 MEMORY_SHARE = 0.85
 """Of a device's memory, what a plan uses unless told otherwise; the rest is for other programs."""
@@ -132,7 +133,7 @@ def weight_bytes(spec: ModelSpec, layers: Sequence[OpLayer]) -> tuple[int, str]:
     if packing:
         last = packing[-1]
         share = _share(spec, last)
-        more = f" and {share - 1:.1%} more" if share != 1.0 else ""
+        more = f", {abs(share - 1):.1%} {'more' if share > 1 else 'less'}" if share != 1.0 else ""
         why = f"as in the file{more}; op layer {last.name} keeps the quantized bytes{without}"
         return ceil(share * (spec.weight_bytes - left.num_bytes)), why
     why = f"float32; the reference ops dequantize every weight{without}"
@@ -144,8 +145,10 @@ def _share(spec: ModelSpec, layer: OpLayer) -> float:
     total = sum(spec.rows_bytes.values())
     if not layer.kept or not total:
         return 1.0
-    kept: Callable[[str, int], float] = resolve(layer.kept, f"Op layer {layer.name!r}: bytes it keeps")
-    return sum(kept(*rows) * size for rows, size in spec.rows_bytes.items()) / total
+    subject = f"Op layer {layer.name!r}: what it keeps, {layer.kept!r},"
+    kept: Callable[[str, int], float] = resolve(layer.kept, subject)
+    shares = {rows: guarded(subject, partial(kept, *rows)) for rows in spec.rows_bytes}
+    return sum(share * spec.rows_bytes[rows] for rows, share in shares.items()) / total
 
 
 def _left_out(spec: ModelSpec) -> StoredSize:

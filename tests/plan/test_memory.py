@@ -312,7 +312,7 @@ def test_weights_take_their_bytes_where_a_layer_packs_them(plan):
 
 
 def keeps(block_format, columns):
-    return {"Q4_K": 2.0, "F32": 1.0}[block_format] * (1 if columns > 100 else 3)
+    return {"Q4_K": 2.0, "F32": 1.0, "F16": 10 / 11}[block_format] * (1 if columns > 100 else 3)
 
 
 def test_a_layer_may_keep_more_than_the_file_by_format_and_columns(plan):
@@ -322,7 +322,10 @@ def test_a_layer_may_keep_more_than_the_file_by_format_and_columns(plan):
     more = OpLayer("more", (OpImpl("pack_linear", "m:p"),), Equivalence.ROUNDING, kept=name)
     size, why = weight_bytes(spec, [more])
     assert size == 400 * 2 + 50 * 6 + 800
-    assert "52.0% more" in why
+    assert "as in the file, 52.0% more; op layer more" in why
+    assert "9.1% less" in weight_bytes(evolve(spec, rows_bytes={("F16", 256): 11}), [more])[1]
+    with pytest.raises(PluginError, match="'more'.*KeyError: 'Q6_K'"):
+        weight_bytes(evolve(spec, rows_bytes={("Q6_K", 256): 9}), [more])
     assert weight_bytes(evolve(spec, rows_bytes={}), [more])[0] == 1250
     with pytest.raises(PluginError, match="'more'"):
         weight_bytes(spec, [evolve(more, kept=f"{__name__}:sheds")])
