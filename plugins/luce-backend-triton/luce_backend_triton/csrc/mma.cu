@@ -285,40 +285,61 @@ __device__ __forceinline__ int worker_of(const Walk& walk, int unit) {
 
 #define SUMS (TILES * COLS * 4)  // of a lane
 
-// The sums of this warp's rows, of which this is part `part`. at: f32[parts][SUMS][32].
-__device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS][4], float* at, u32* arrived, int part, int parts,
+// The sums of this warp's rows, of which this is part `part`. at: float4[parts][SUMS / 4][32]. What is added to them is asked
+// for before their other parts are.
+__device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS][4], float4* at, u32* arrived, int part, int parts,
                                       int row, int col, int lane) {
-  float residual[TILES][COLS][4] = {};
-  if (out.residual) {
+  float scale = 1.f, bias[TILES][2] = {}, residual[TILES][COLS][4] = {};
+  auto each = [&](auto of) {  // with this lane's rows, columns and which of its sums
 #pragma unroll
-    for (int i = 0; i < SUMS; i++)
-      (&residual[0][0][0])[i] = residual_of(out, row + i / (COLS * 4) * 16 + (i & 2 ? 8 : 0), col + i / 4 % COLS * 8 + (i & 1));
+    for (int k = 0; k < COLS * 2; k++)
+#pragma unroll
+      for (int i = 0; i < TILES * 2; i++)
+        if (col + k / 2 * 8 + k % 2 < out.m && row + i * 8 < out.n) of(i * 8, k / 2 * 8 + k % 2, i / 2, k / 2, i % 2 * 2 + k % 2);
+  };
+  if (out.scale) scale = *out.scale;
+  if (out.bias) {
+#pragma unroll
+    for (int i = 0; i < TILES * 2; i++)
+      if (row + i * 8 < out.n) bias[i / 2][i % 2] = out.bias[row + i * 8];
   }
+  if (out.residual)
+    each([&](int down, int right, int r, int n, int j) { residual[r][n][j] = out.residual[(size_t)(col + right) * out.ldr + row + down]; });
   if (parts > 1) {
-    float* own = at + (size_t)part * (SUMS * 32);
 #pragma unroll
-    for (int i = 0; i < SUMS; i++) __stcg(own + i * 32, (&total[0][0][0])[i]);
+    for (int r = 0; r < TILES; r++)
+#pragma unroll
+      for (int n = 0; n < COLS; n++) {
+        const float (&v)[4] = total[r][n];
+        __stcg(at + (part * TILES * COLS + r * COLS + n) * 32, float4{v[0], v[1], v[2], v[3]});
+      }
     if (!is_last(arrived, parts, lane)) return;
 #pragma unroll
     for (int i = 0; i < SUMS; i++) (&total[0][0][0])[i] = 0.f;
 #pragma unroll 1
     for (int first = 0; first < parts; first += AT_ONCE) {  // some parts' loads at once, added one after the other
-      float some[AT_ONCE][SUMS];
+      float4 some[AT_ONCE][SUMS / 4];
 #pragma unroll
       for (int p = 0; p < AT_ONCE; p++)
+        if (first + p < parts) {
 #pragma unroll
-        for (int i = 0; i < SUMS; i++) some[p][i] = first + p < parts ? __ldcg(at + (p * SUMS + i) * 32) : 0.f;
+          for (int i = 0; i < SUMS / 4; i++) some[p][i] = __ldcg(at + (p * (SUMS / 4) + i) * 32);
+        }
 #pragma unroll
       for (int p = 0; p < AT_ONCE; p++)
+        if (first + p < parts) {
 #pragma unroll
-        for (int i = 0; i < SUMS; i++) (&total[0][0][0])[i] += some[p][i];
-      at += AT_ONCE * SUMS * 32;
+          for (int i = 0; i < SUMS / 4; i++) {
+            float (&v)[4] = total[i / COLS][i % COLS];
+            v[0] += some[p][i].x, v[1] += some[p][i].y, v[2] += some[p][i].z, v[3] += some[p][i].w;
+          }
+        }
+      at += AT_ONCE * (SUMS / 4) * 32;
     }
   }
-#pragma unroll
-  for (int i = 0; i < SUMS; i++)
-    finish_with(out, (&total[0][0][0])[i], (&residual[0][0][0])[i], row + i / (COLS * 4) * 16 + (i & 2 ? 8 : 0),
-                col + i / 4 % COLS * 8 + (i & 1));
+  each([&](int down, int right, int r, int n, int j) {
+    out.y[(size_t)(col + right) * out.ldy + row + down] = fmaf(total[r][n][j], scale, bias[r][j / 2]) + residual[r][n][j];
+  });
 }
 
 // Grid: (workers, 1, blocks of X_ROWS rows of x). A worker is a thread block, an owner WARPS · TILES tiles, a unit a record of each
@@ -326,7 +347,7 @@ __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS
 // sixteenth, f16[8] Σ x of groups, and at X_FACTOR the
 // f32 that x is to be multiplied with; zero beyond W's columns. Rows of shared memory beyond x hold anything: what
 // comes of them is dropped. Workers leave their part of an owner's sums, and the last to arrive adds them up, always in the
-// same order. sums: f32[z][owner][warp][room][SUMS][32]; arrived: u32[z][owner][warp], zero between launches.
+// same order. sums: float4[z][owner][warp][room][SUMS / 4][32]; arrived: u32[z][owner][warp], zero between launches.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
 mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Walk walk, int tiles, int blocks, u32 by_blocks,
            int owners, int room) {
@@ -417,7 +438,7 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
         part = blockIdx.x - first, parts = worker_of(walk, who * blocks + blocks - 1) - first + 1;
       }
       const int mine = (blockIdx.z * owners + who) * WARPS + warp;
-      flush(out, total, out.sums + (size_t)mine * room * (SUMS * 32) + lane, out.arrived + mine, part, parts,
+      flush(out, total, (float4*)out.sums + (size_t)mine * room * (SUMS / 4 * 32) + lane, out.arrived + mine, part, parts,
             (who * WARPS + warp) * TILES * 16 + g, first_row + 2 * t, lane);
       at = 0, who++;
 #pragma unroll
