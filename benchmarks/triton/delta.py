@@ -4,8 +4,8 @@
 
 Every case is compared with the reference op. Decode and verify are timed as a replayed graph over all
 layers of the model, each with its own state; a graph captures only what never waits for the host. Bytes:
-the state read once when held, read and written once when committed. --trees: trees of one sequence alone,
-by CUDA C++ and by Triton.
+the state read once when held, read and written once when committed. --trees: a row and trees of one
+sequence alone, by CUDA C++ and by Triton.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Model:
     dim: int = 128
 
 
-MODELS = {"27B": Model(16, 48, 48), "0.8B": Model(16, 16, 18)}
+MODELS = {"27B": Model(16, 48, 48), "35B-A3B": Model(16, 32, 30), "0.8B": Model(16, 16, 18)}
 
 
 class Layers:
@@ -142,11 +142,11 @@ def measure(kept: record.Record, given: argparse.Namespace, model: Model) -> Non
 
 
 def trees(kept: record.Record, model: Model) -> None:
-    """Rows of one sequence, branches and a chain, in both ways."""
-    for rows in (2, 8, 16, 24, 32):
+    """Rows of one sequence, branches and a chain, in both ways; one is no more than a chain."""
+    for rows in (1, 2, 8, 16, 24, 32):
         layers = Layers(model, 1, rows, model.layers)
         shapes = {"tree": [-1, *(max(0, j // 2 - 1) for j in range(1, rows))], "chain": None}
-        for shape, parents in shapes.items():
+        for shape, parents in list(shapes.items())[rows == 1 :]:
             b = make_batch("held", [RowSet(0, 9, [1] * rows, {}, parents=parents)], device="cuda:0")
             for name, op in (("CUDA C++", delta.CUDA), ("Triton", delta.PORTABLE)):
                 layers.op = op

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from luce_backend_triton import delta_chunks as chunks
 from luce_backend_triton import delta_kernels as kernels
-from luce_backend_triton import delta_trees
+from luce_backend_triton import delta_one, delta_trees
 from luce_backend_triton.attention import overlaps, room_of
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import DeltaSpec, ForwardBatch, SlotState
@@ -45,6 +45,8 @@ STATE_COLS = 32
 STAGES = 2
 """Chunks in flight there."""
 WARPS = {"one": 4, "tree": 4, "solve": 4, "carry": 4, "emit": 4}
+ONE = True
+"""Whether sequences of one row go through CUDA C++, where trees do."""
 
 
 def halves(device: torch.device) -> torch.dtype:
@@ -79,7 +81,7 @@ def _takes_padded(
 
 
 class Delta:
-    """The op of one layer. cuda: trees go through CUDA C++."""
+    """The op of one layer. cuda: single rows and trees go through CUDA C++."""
 
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
@@ -149,7 +151,8 @@ def _held(
     cut = {**dims, "DKP": wide[0], "DVP": wide[1], "KERNEL": spec.conv.shape[1]}
     logs = (log_x, log["k"], log["u"], log["g"])
     kda, overlap = spec.kind == "kda", overlaps(qkv.device)
-    if not kda and (seqs > 1 or rows == 1):
+    ones = not kda and (seqs > 1 or rows == 1)
+    if ones and not (cuda and ONE and delta_one.launch(b, given, out, conv, state, spec)):
         kernels.held_one[(spec.value_heads, seqs)](
             qkv, z, beta, decay, out, conv.state, spec.conv, state.state, *logs, *named,
             b.query_start, b.slot, *strides, most, spec.eps, spec.norm.eps, q_scale, **cut,

@@ -21,10 +21,14 @@ DIM, TAPS = 128, 4
 """Of a head; of the convolution."""
 PIECE = 4
 """Floats that are copied at a time: rows and their starts are multiples of it."""
+FRONT = "delta.cuh"
+"""In front of the source."""
+PLACEHOLDERS = {"BITS": 8, "TABLE": 0, "ZERO": 0, "SCALES": 0, "RECORD": 512, "CODES": 0, "STAGES": 2}
+"""What csrc/common.cuh wants to know of products, of which there are none here."""
 
 
-class _Tree(ctypes.Structure):
-    """`Tree` of csrc/delta_tree.cu."""
+class _Held(ctypes.Structure):
+    """`Held` of csrc/delta.cuh."""
 
     _fields_ = (
         *(
@@ -44,9 +48,8 @@ class _Tree(ctypes.Structure):
 
 def defines_of(rows: int, key_heads: int) -> dict[str, int]:
     """What csrc/delta_tree.cu is compiled with."""
-    placeholders = {"BITS": 8, "TABLE": 0, "ZERO": 0, "SCALES": 0, "RECORD": 512, "CODES": 0, "STAGES": 2}
     own = {"X_ROWS": rows, "TILES": 1, "WARPS": WARPS, "KEY_HEADS": key_heads, "SHARED": shared_bytes(rows)}
-    return placeholders | own
+    return PLACEHOLDERS | own
 
 
 def shared_bytes(rows: int) -> int:
@@ -61,7 +64,7 @@ def shared_bytes(rows: int) -> int:
 def arguments(
     b: ForwardBatch, given: list[Tensor], out: Tensor, conv: SlotState, state: SlotState,
     spec: DeltaSpec, above: int,
-) -> _Tree:  # fmt: skip
+) -> _Held:  # fmt: skip
     """given: qkv, z, beta and decay, as `readable` wants them."""
     (log_x,) = conv.log.values()
     log = state.log
@@ -70,7 +73,7 @@ def arguments(
         spec.norm.weight, spec.a, spec.dt_bias, b.parent, b.sees, b.query_start, b.slot,
     )  # fmt: skip
     sizes = (*(x.stride(0) for x in given), b.sees.shape[1], log_x.shape[1], above)
-    return _Tree(*(x.data_ptr() for x in tensors), *sizes, spec.eps, spec.norm.eps, spec.key_dim**-0.5)
+    return _Held(*(x.data_ptr() for x in tensors), *sizes, spec.eps, spec.norm.eps, spec.key_dim**-0.5)
 
 
 def readable(given: list[Tensor], conv: SlotState, state: SlotState, spec: DeltaSpec) -> bool:
@@ -97,7 +100,7 @@ def sizes(device: torch.device) -> tuple[int, ...]:
 @cache
 def _loaded(device: int, rows: int, key_heads: int) -> nvrtc.Kernel:
     """Compiled and loaded once."""
-    return few_rows.load(device, "delta_tree", "delta_tree", defines_of(rows, key_heads))
+    return few_rows.load(device, "delta_tree", "delta_tree", defines_of(rows, key_heads), FRONT)
 
 
 def launch(

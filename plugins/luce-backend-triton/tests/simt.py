@@ -39,6 +39,7 @@ REPLACED = {
     r"(float2 load2\(const float\* from\)) \{.*?\n\}": r"\1 { return *(const float2*)from; }",
     r"(u32 pack\(float low, float high\)) \{.*?\}\n": r"\1 { return pair_of_halves(low, high); }\n",
     r"(float exp2_of\(float x\)) \{.*?\}\n": r"\1 { return exp2f(x); }\n",
+    r"(float log2_of\(float x\)) \{.*?\}\n": r"\1 { return log2f(x); }\n",
     r"(float inverse_of\(float x\)) \{.*?\}\n": r"\1 { return 1.f / x; }\n",
     r"(float inverse_root\(float x\)) \{.*?\}\n": r"\1 { return 1.f / sqrtf(x); }\n",
     r"(u32x4 matrices\(const u16\* row\)) \{.*?\n\}": r"\1 "

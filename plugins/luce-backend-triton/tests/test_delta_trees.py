@@ -45,7 +45,7 @@ def built(tmp_path_factory):
     def build(rows):
         folder = tmp_path_factory.mktemp("tree")
         defines = delta_trees.defines_of(rows, worlds.KH)
-        return simt.build(folder, "delta_tree", "delta_tree", defines, "Tree tree;")
+        return simt.build(folder, "delta_tree", "delta_tree", defines, "Held held;", (delta_trees.FRONT,))
 
     return build
 

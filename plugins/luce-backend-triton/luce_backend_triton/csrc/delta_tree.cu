@@ -20,8 +20,6 @@
 #define READERS 8              // warps of the state
 #define MAKERS 12              // of the convolution
 #define SOLVERS 4              // a thread for every column; those behind them make gates meanwhile
-#define DIM 128
-#define ABOVE 3                // rows of the window
 #define WIDE (3 * DIM)         // numbers of a row: q, k, v of this head
 #define PIECES (WIDE / 4)
 #define THREADS (32 * (MAKERS + 1))
@@ -30,20 +28,6 @@
 #define T_STRIDE (ROWS + 4)    // floats
 #define A_STRIDE (ROWS == 32 ? 20 : 12)  // words
 #define U_STRIDE (ROWS / 2 + 2)          // words
-
-struct Tree {
-  const float *qkv, *z, *beta, *decay;
-  float* out;
-  const float *window, *taps, *state;
-  float *log_x, *log_k, *log_u, *log_g;
-  const float *norm, *a, *dt;
-  const int* parent;
-  const long long* sees;
-  const int *query_start, *slots;
-  int ldqkv, ldz, ldbeta, lddecay, words, most;
-  int above;  // sequences of so many rows are left to others
-  float unit_eps, norm_eps, q_scale;
-};
 
 struct Later {                 // where x was, when it has been read
   float gate[EVEN * ROW_STRIDE], y[EVEN * ROW_STRIDE];
@@ -71,13 +55,6 @@ __device__ __forceinline__ float2 load2(const float* from) {
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(from));
   return v;
 }
-// With the hardware's own exponentials and quotients: otherwise there is more to it for numbers next to none.
-__device__ __forceinline__ float exp2_of(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
-__device__ __forceinline__ float inverse_of(float x) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
-__device__ __forceinline__ float inverse_root(float x) { float r; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
-__device__ __forceinline__ float exp_of(float x) { return exp2_of(x * 1.4426950408889634f); }
-__device__ __forceinline__ float sigmoid(float x) { return inverse_of(1.f + exp_of(-x)); }
-__device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 __device__ __forceinline__ float4 scaled(const float4& v, float by) { return float4{v.x * by, v.y * by, v.z * by, v.w * by}; }
 __device__ __forceinline__ float square(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
 
@@ -149,7 +126,7 @@ __device__ __forceinline__ void convolve(Shared& s, const float4 (&w)[4], int pa
 
 // Grid (value heads, 1, sequences). Sequences of other sizes are left alone.
 extern "C" __global__ void __launch_bounds__(THREADS)
-delta_tree(Tree o) {
+delta_tree(Held o) {
   extern __shared__ __align__(16) u8 shared[];
   Shared& s = *(Shared*)shared;
   Later& later = s.later;
@@ -235,7 +212,7 @@ delta_tree(Tree o) {
     convolve(s, taps, part, begin, min(rows, begin + each), lane, o.unit_eps, keeps, to_x, channels, to_k, KEY_HEADS * DIM);
   } else {
     raw += shift;
-    const float decay = lane < rows ? rate * (raw > 20.f ? raw : logf(1.f + exp_of(fminf(raw, 20.f)))) : 0.f;
+    const float decay = lane < rows ? rate * softplus(raw) : 0.f;
     if (lane < rows) o.log_g[(log + lane) * heads + h] = decay;
     float since = decay;  // along the path, from the state to the row
 #pragma unroll 4
