@@ -147,7 +147,9 @@ def _share(spec: ModelSpec, layer: OpLayer) -> float:
         return 1.0
     subject = f"Op layer {layer.name!r}: what it keeps, {layer.kept!r},"
     kept: Callable[[str, int], float] = resolve(layer.kept, subject)
-    shares = {rows: guarded(subject, partial(kept, *rows)) for rows in spec.rows_bytes}
+    shares: dict[tuple[str, int], float] = {
+        rows: guarded(subject, partial(kept, *rows)) for rows in spec.rows_bytes
+    }
     return sum(share * spec.rows_bytes[rows] for rows, share in shares.items()) / total
 
 

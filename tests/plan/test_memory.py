@@ -324,7 +324,7 @@ def test_a_layer_may_keep_more_than_the_file_by_format_and_columns(plan):
     assert size == 400 * 2 + 50 * 6 + 800
     assert "as in the file, 52.0% more; op layer more" in why
     assert "9.1% less" in weight_bytes(evolve(spec, rows_bytes={("F16", 256): 11}), [more])[1]
-    with pytest.raises(PluginError, match="'more'.*KeyError: 'Q6_K'"):
+    with pytest.raises(PluginError, match=r"'more'.*KeyError: 'Q6_K'"):
         weight_bytes(evolve(spec, rows_bytes={("Q6_K", 256): 9}), [more])
     assert weight_bytes(evolve(spec, rows_bytes={}), [more])[0] == 1250
     with pytest.raises(PluginError, match="'more'"):
