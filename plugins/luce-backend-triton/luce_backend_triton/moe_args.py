@@ -47,8 +47,7 @@ class Cut(ctypes.Structure):
     _fields_ = (
         ("tiles", Shares),
         *((name, ctypes.c_int) for name in ("blocks", "parts", "each", "rows", "sums")),
-        *((name, ctypes.c_uint) for name in ("by_blocks", "by_parts", "by_each", "by_per")),
-        ("expert_bytes", ctypes.c_size_t),
+        *((name, ctypes.c_uint) for name in ("by_blocks", "by_parts", "by_each", "by_per", "expert_bytes")),
     )
 
 
@@ -70,8 +69,7 @@ class DownCut(ctypes.Structure):
     _fields_ = (
         ("tiles", Shares),
         *((name, ctypes.c_int) for name in ("blocks", "parts", "room")),
-        ("by_blocks", ctypes.c_uint),
-        ("expert_bytes", ctypes.c_size_t),
+        *((name, ctypes.c_uint) for name in ("by_blocks", "expert_bytes")),
     )
 
 

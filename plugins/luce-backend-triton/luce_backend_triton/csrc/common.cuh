@@ -125,6 +125,10 @@ __device__ __forceinline__ int settled(int v) {  // known from here on, not wher
   asm volatile("" : "+r"(v));
   return v;
 }
+template <class T> __device__ __forceinline__ const T* settled(const T* v) {
+  asm volatile("" : "+l"(v));
+  return v;
+}
 
 // --- the input of a product
 

@@ -29,7 +29,7 @@ struct Cut {
   Shares tiles;  // of thread blocks
   int blocks, parts, each, rows, sums;  // parts: gemv.cu; pairs of a row; rows of x; numbers in shared memory
   u32 by_blocks, by_parts, by_each, by_per;  // per: pairs that meet a row of x
-  size_t expert_bytes;  // of a matrix
+  u32 expert_bytes;                          // of a matrix
 };
 
 __device__ __forceinline__ float limited(const Stack& s, float gate, float up) {
@@ -105,6 +105,7 @@ moe_gemv(Stack stack, Cut cut) {
   int block = settled(begin - tile * blocks);
   float* mine = partial + (tile * parts + warp - quotient(warp, cut.by_parts) * parts) * (16 * X_ROWS) + (lane >> 2);
   const bool sooner = ONE_ROW && stack.ready, chooses = !common && stack.logits.of;
+  const Looks looks = look_at(stack.logits, row, lane);
   __syncthreads();
   wait_for_previous();
   let_next_start();
@@ -122,9 +123,7 @@ moe_gemv(Stack stack, Cut cut) {
   if (chooses) {
     int* chosen = lut + stack.known;
     if (warp == 0)
-      choose(stack.logits, row, place + 1, lane, [&](int at, int id, float) {
-        if (at == place) *chosen = id < 0 ? -1 : lut[id];
-      });
+      choose(stack.logits, looks, place, place + 1, lane, [&](int, int id, float) { *chosen = id < 0 ? -1 : lut[id]; });
     if (sooner) wait_all();
     __syncthreads();
     expert = *chosen;
@@ -153,7 +152,7 @@ moe_gemv(Stack stack, Cut cut) {
     commit();
   }
   if (!common) {
-    const size_t before = (size_t)expert * cut.expert_bytes;
+    const size_t before = (size_t)(u32)expert * cut.expert_bytes;
     source += before, second += before;
 #pragma unroll
     for (int i = 0; i < STAGES; i++) fetch();

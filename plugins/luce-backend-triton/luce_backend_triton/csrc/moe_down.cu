@@ -29,8 +29,7 @@ struct Down {
 struct DownCut {
   Shares tiles;  // of thread blocks
   int blocks, parts, room;  // room: the most tiles of a thread block
-  u32 by_blocks;
-  size_t expert_bytes;
+  u32 by_blocks, expert_bytes;
 };
 
 #define AT_ONCE (STAGES > 2 ? 3 : 2)  // so the columns of all that a warp has are asked for at once, where its records are
@@ -51,7 +50,7 @@ moe_down(Down d, DownCut cut) {
   const int idle = WARPS > 1 && chooses ? 1 : 0, helper = (int)threadIdx.x - 32 * idle, helpers = 32 * (WARPS - idle);  // idle: the warp that chooses
   const int sums = num_tiles * 16, first_row = tile0 * 16;
   if (chooses && warp == 0) {
-    choose(d.logits, row, d.used, lane, [&](int at, int id, float logit) {
+    choose(d.logits, look_at(d.logits, row, lane), 0, d.used, lane, [&](int at, int id, float logit) {
       const int place = id < 0 ? -1 : d.lut[id];
       expert[at] = place, weight[at] = logit;
     });
@@ -103,7 +102,7 @@ moe_down(Down d, DownCut cut) {
   auto seek = [&]() {
     if (next >= parts) return;
     const int place = place_of(next);
-    source = place == d.used ? d.beside : d.records + (size_t)expert[place] * cut.expert_bytes;
+    source = place == d.used ? d.beside : d.records + (size_t)(u32)expert[place] * cut.expert_bytes;
     source += ((size_t)tile0 * blocks + next - place * blocks) * RECORD + lane * 16;
   };
   auto fetch = [&]() {
@@ -131,6 +130,19 @@ moe_down(Down d, DownCut cut) {
     weight[d.used] = 1.f;
   }
   __syncthreads();
+  const float* from[AT_ONCE];  // a lane's columns of each of these parts, what there is behind, and their weight
+  int behind[AT_ONCE];
+  float share[AT_ONCE];
+  auto aim = [&](int first) {
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+      const int part = min(first + k * WARPS, parts - 1), place = place_of(part), at = first_column((part - place * blocks) * 256, lane);
+      from[k] = d.given + (size_t)(u32)(row * each + place) * (u32)d.hidden + at;
+      behind[k] = settled(d.hidden - at), share[k] = weight[place];
+      from[k] = settled(from[k]);
+    }
+  };
+  aim(warp);
   wait_for_previous();
   let_next_start();
 
@@ -139,13 +151,10 @@ moe_down(Down d, DownCut cut) {
   for (int first = warp; first < parts; first += AT_ONCE * WARPS) {
     float v[AT_ONCE][8];
 #pragma unroll
-    for (int k = 0; k < AT_ONCE; k++) {
-      const int part = first + k * WARPS, place = place_of(part), at = first_column((part - place * blocks) * 256, lane);
-      columns_of(v[k], d.given + ((size_t)row * each + place) * d.hidden, at, part < parts ? d.hidden : 0);
-    }
+    for (int k = 0; k < AT_ONCE; k++) columns_of(v[k], from[k], 0, behind[k]);
 #pragma unroll
-    for (int k = 0; k < AT_ONCE; k++)
-      if (first + k * WARPS < parts) make_ready(x + k * X_BYTES, v[k], weight[place_of(first + k * WARPS)], lane);
+    for (int k = 0; k < AT_ONCE; k++) make_ready(x + k * X_BYTES, v[k], share[k], lane, first + k * WARPS < parts);
+    if (first + AT_ONCE * WARPS < parts) aim(first + AT_ONCE * WARPS);
     const u8* ready = x;
 #pragma unroll 1
     for (int part = first; part < min(parts, first + AT_ONCE * WARPS); part += WARPS, ready += X_BYTES) {
