@@ -10,16 +10,6 @@ struct Logits {
 
 #define LISTED 8  // logits of a lane: neighbours, so of two alike the lower lane's has the lower id
 
-__device__ __forceinline__ u32 most(u32 v) {  // of a warp
-#if __CUDA_ARCH__ >= 800
-  return __reduce_max_sync(~0u, v);
-#else
-#pragma unroll
-  for (int i = 16; i; i >>= 1) v = max(v, __shfl_xor_sync(~0u, v, i));
-  return v;
-#endif
-}
-
 // An integer of the same order, and back.
 __device__ __forceinline__ u32 order_of(u32 bits) { return bits ^ ((int)bits < 0 ? ~0u : 0x80000000u); }
 __device__ __forceinline__ float logit_of(u32 order) { return __uint_as_float(order ^ ((int)order < 0 ? 0x80000000u : ~0u)); }

@@ -151,6 +151,16 @@ __device__ __forceinline__ u32 load1(const void* from) {  // likewise
   return v;
 }
 
+__device__ __forceinline__ u32 most(u32 v) {  // of a warp
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(~0u, v);
+#else
+#pragma unroll
+  for (int i = 16; i; i >>= 1) v = max(v, __shfl_xor_sync(~0u, v, i));
+  return v;
+#endif
+}
+
 // act: 1 silu, 2 gelu, 3 gelu_tanh, 4 relu
 __device__ __forceinline__ float activated(int act, float gate, float up) {
   if (act == 1) return up * gate / (1.f + __expf(fminf(-gate, 80.f)));

@@ -288,33 +288,48 @@ __device__ __forceinline__ void columns_of(float (&v)[8], const float* from, int
 
 #define MIDDLE 12582912.f  // of floats whose last bit is 1
 
-// A warp's 256 columns, as `multiply` wants them; share: what they are multiplied with besides; here: false if nobody does.
-__device__ __forceinline__ void make_ready(u8* to, const float (&v)[8], float share, int lane, bool here = true) {
-  float top = 1e-30f;  // its inverse is a number
+// N times a warp's 256 columns, `apart` bytes from each other, as `multiply` wants them; share: what they are multiplied with
+// besides; count: how many there are.
+template <int N> __device__ __forceinline__ void make_ready(u8* to, int apart, const float (&v)[N][8], const float (&share)[N], int count, int lane) {
+  float top[N];
+  u32 sum[N];
 #pragma unroll
-  for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));
+  for (int k = 0; k < N; k++) {
+    top[k] = 1e-30f;  // its inverse is a number
 #pragma unroll
-  for (int i = 16; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-  const float steps = __fdividef(32512.f, top);
-  u32 word[4], sum = 0;  // words: high of both halves, low of both
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    u32 low[4], high[4];  // floats whose low bits are v · steps, rounded; and that + 128
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      low[e] = __float_as_uint(fmaf(v[4 * half + e], steps, MIDDLE));
-      high[e] = __float_as_uint(fmaf(v[4 * half + e], steps, MIDDLE + 128.f));
-      sum += low[e];
-    }
-    word[half] = __byte_perm(__byte_perm(high[0], high[2], 0x51), __byte_perm(high[1], high[3], 0x51), 0x5410);
-    word[2 + half] = __byte_perm(__byte_perm(low[0], low[2], 0x40), __byte_perm(low[1], low[3], 0x40), 0x5410);
+    for (int i = 0; i < 8; i++) top[k] = fmaxf(top[k], fabsf(v[k][i]));
   }
-  sum -= 8u * __float_as_uint(MIDDLE);
-  if (here) *(u32x4*)(to + lane * 16) = u32x4{word[0], word[1], word[2], word[3]};
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  if (here && (lane & 3) == 0) ((u32*)(to + X_WORDS))[lane >> 2] = sum;
-  if (here && lane == 0) *(float*)(to + X_FACTOR) = top * (1.f / 32512.f) * share;
+#pragma unroll
+  for (int k = 0; k < N; k++) top[k] = __uint_as_float(most(__float_as_uint(top[k])));  // positive: of the same order
+#pragma unroll
+  for (int k = 0; k < N; k++) {
+    const float steps = __fdividef(32512.f, top[k]);
+    u32 word[4];  // high of both halves, low of both
+    sum[k] = 0;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      u32 low[4], high[4];  // floats whose low bits are v · steps, rounded; and that + 128
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        low[e] = __float_as_uint(fmaf(v[k][4 * half + e], steps, MIDDLE));
+        high[e] = __float_as_uint(fmaf(v[k][4 * half + e], steps, MIDDLE + 128.f));
+        sum[k] += low[e];
+      }
+      word[half] = __byte_perm(__byte_perm(high[0], high[2], 0x51), __byte_perm(high[1], high[3], 0x51), 0x5410);
+      word[2 + half] = __byte_perm(__byte_perm(low[0], low[2], 0x40), __byte_perm(low[1], low[3], 0x40), 0x5410);
+    }
+    sum[k] -= 8u * __float_as_uint(MIDDLE);
+    if (k < count) *(u32x4*)(to + k * apart + lane * 16) = u32x4{word[0], word[1], word[2], word[3]};
+  }
+#pragma unroll
+  for (int i = 1; i < 3; i++)
+#pragma unroll
+    for (int k = 0; k < N; k++) sum[k] += __shfl_xor_sync(~0u, sum[k], i);
+#pragma unroll
+  for (int k = 0; k < N; k++) {
+    if (k < count && (lane & 3) == 0) ((u32*)(to + k * apart + X_WORDS))[lane >> 2] = sum[k];
+    if (k < count && lane == 0) *(float*)(to + k * apart + X_FACTOR) = top[k] * (1.f / 32512.f) * share[k];
+  }
 }
 
 // The sums of a warp over one tile go to where they meet those of others; it begins anew.
@@ -395,14 +410,15 @@ gemv(const u8* __restrict__ records, GIVEN x, Out out, Shares tiles, int blocks,
 #endif
   if (threadIdx.x < sums) residual = residual_of(out, (tile0 + threadIdx.x / (16 * X_ROWS)) * 16 + threadIdx.x % 16, first_row + threadIdx.x / 16 % X_ROWS);
 #if MAKES
+  float share[MAKES];
 #pragma unroll
   for (int k = 0; k < MAKES; k++) {
-    const int at = warp + k * WARPS;
+    share[k] = 1.f;
     if (x.weight)
 #pragma unroll
       for (int j = 0; j < 8; j++) squares += v[k][j] * v[k][j], v[k][j] *= w[k][j];
-    make_ready(shared + at * X_BYTES, v[k], 1.f, lane, at < blocks);
   }
+  make_ready(shared + warp * X_BYTES, WARPS * X_BYTES, v, share, warp < blocks ? (blocks - 1 - warp) / WARPS + 1 : 0, lane);
   float* squares_of = partial + sums * parts;
   if (x.weight) {
 #pragma unroll

@@ -192,12 +192,12 @@ moe_gemv(Stack stack, Cut cut) {
 #pragma unroll
       for (int n = 0; n < X_ROWS; n++) {
         if (n == live) break;
-        float v[8];
-        columns_of(v, stack.x + (size_t)row_of(taken[n]) * stack.ldx, at, stack.width);
+        float v[1][8];
+        columns_of(v[0], stack.x + (size_t)row_of(taken[n]) * stack.ldx, at, stack.width);
         if (stack.norm)
 #pragma unroll
-          for (int j = 0; j < 8; j++) v[j] *= inverse[n] * w[j];
-        make_ready(shared + (i * X_ROWS + n) * X_BYTES, v, 1.f, lane);
+          for (int j = 0; j < 8; j++) v[0][j] *= inverse[n] * w[j];
+        make_ready(shared + (i * X_ROWS + n) * X_BYTES, 0, v, {1.f}, 1, lane);
       }
     }
   }

@@ -152,8 +152,7 @@ moe_down(Down d, DownCut cut) {
     float v[AT_ONCE][8];
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) columns_of(v[k], from[k], 0, behind[k]);
-#pragma unroll
-    for (int k = 0; k < AT_ONCE; k++) make_ready(x + k * X_BYTES, v[k], share[k], lane, first + k * WARPS < parts);
+    make_ready(x, X_BYTES, v, share, (parts - first + WARPS - 1) / WARPS, lane);
     if (first + AT_ONCE * WARPS < parts) aim(first + AT_ONCE * WARPS);
     const u8* ready = x;
 #pragma unroll 1
