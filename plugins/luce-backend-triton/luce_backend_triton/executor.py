@@ -70,8 +70,12 @@ class Capture:
         torch.cuda.empty_cache()  # what plain calls left: the graph's tensors lie in a pool of their own
         # Only this thread's calls must suit a capture: another may just wait for a snapshot's event.
         whose = "thread_local"
-        with torch.cuda.device(self.device), torch.cuda.graph(graph, self._pool, capture_error_mode=whose):
-            results = work()
+        try:
+            with torch.cuda.device(self.device), torch.cuda.graph(graph, self._pool, capture_error_mode=whose):
+                results = work()
+        except RuntimeError:
+            self._pool = None  # torch takes a pool for one that is being captured to when a capture failed
+            raise
         log.info("captured a step in %.0f ms", 1e3 * (time.perf_counter() - start))
         return CudaGraph(graph, results)
 

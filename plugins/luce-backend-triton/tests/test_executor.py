@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 from attrs import evolve
 from luce_backend_triton import executor, picks
-from luce_backend_triton.executor import GraphExecutor
+from luce_backend_triton.executor import Capture, GraphExecutor
 
 from luce_core.contracts import SamplingParams
 from luce_core.ops import build_ops, sampling
@@ -300,3 +301,33 @@ def test_one_kind_that_cannot_be_captured_leaves_the_others_alone(write, caplog)
     assert kinds.count(frozenset()) == len(captures) > 0
     assert all(one.startswith("Some steps of 'verify'") for one in words_of(caplog))
     assert not ways[1].pipeline.executor._programs["verify"].refused
+
+
+def test_a_capture_that_failed_does_not_keep_others_from_their_pool(monkeypatch):
+    """torch goes on recording to the pool of a capture that could not be ended."""
+    recording = set()
+
+    @contextmanager
+    def graph(captured, pool, capture_error_mode):
+        if pool in recording:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        recording.add(pool)
+        yield
+        recording.remove(pool)
+
+    handles = iter(range(9))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    capture = Capture(torch.device("cuda"))
+
+    def waits():
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture(waits)
+    assert [capture(lambda: one).results for one in ("a", "b")] == ["a", "b"]
+    assert not recording - {0}
+    assert next(handles) == 2, "graphs that were captured share a pool"
