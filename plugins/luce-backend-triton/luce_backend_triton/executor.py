@@ -69,9 +69,9 @@ class Capture:
         start = time.perf_counter()
         torch.cuda.empty_cache()  # what plain calls left: the graph's tensors lie in a pool of their own
         # Only this thread's calls must suit a capture: another may just wait for a snapshot's event.
-        whose = "thread_local"
+        capturing = torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local")
         try:
-            with torch.cuda.device(self.device), torch.cuda.graph(graph, self._pool, capture_error_mode=whose):
+            with torch.cuda.device(self.device), capturing:
                 results = work()
         except RuntimeError:
             self._pool = None  # torch takes a pool for one that is being captured to when a capture failed
