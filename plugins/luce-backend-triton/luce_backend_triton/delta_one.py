@@ -12,6 +12,8 @@ from luce_core.contracts import DeltaSpec, ForwardBatch, SlotState
 
 WARPS = 8
 """Of a thread block."""
+PLACES = 1 << 32
+"""Of a tensor, that the kernel can count."""
 
 
 def defines_of(key_heads: int) -> dict[str, int]:
@@ -37,7 +39,10 @@ def launch(
 ) -> bool:
     """All sequences of one row. False where the kernel cannot: nothing was done."""
     device = out.device
-    if device.type != "cuda" or torch.version.hip or not delta_trees.readable(given, conv, state, spec):
+    kept = (conv.state, state.state, *conv.log.values(), *state.log.values())
+    if device.type != "cuda" or torch.version.hip or max(x.numel() for x in kept) >= PLACES:
+        return False
+    if not delta_trees.readable(given, conv, state, spec):
         return False
     held = delta_trees.arguments(b, given, out, conv, state, spec, 0)
     stream = torch.cuda.current_stream(device).cuda_stream

@@ -36,6 +36,7 @@ REPLACED = {
     r"(void floats\(u32 a, float& low, float& high\)) \{\n.*?\n\}": r"\1 { low = half_as_float(a); "
     r"high = half_as_float(a >> 16); }",
     r"(float4 load4\(const float\* from\)) \{.*?\n\}": r"\1 { return *(const float4*)from; }",
+    r"(void store_if\(u32 really, float\* to, float v\)) \{.*?\n\}": r"\1 { if (really) *to = v; }",
     r"(float2 load2\(const float\* from\)) \{.*?\n\}": r"\1 { return *(const float2*)from; }",
     r"(u32 pack\(float low, float high\)) \{.*?\}\n": r"\1 { return pair_of_halves(low, high); }\n",
     r"(float exp2_of\(float x\)) \{.*?\}\n": r"\1 { return exp2f(x); }\n",

@@ -91,14 +91,16 @@ def test_steps_and_decays_at_their_ends(built, large):
 
 
 @pytest.mark.parametrize(
-    ("layer", "wide", "kinds"),
+    ("layer", "wide", "places", "kinds"),
     [
-        (delta.CUDA, 128, ["CUDA C++"]),
-        (delta.CUDA, 64, ["Triton"]),
-        (delta.PORTABLE, 128, ["Triton"]),
+        (delta.CUDA, 128, None, ["CUDA C++"]),
+        (delta.CUDA, 64, None, ["Triton"]),
+        (delta.CUDA, 128, 4 * 4 * 128 * 128, ["Triton"]),
+        (delta.PORTABLE, 128, None, ["Triton"]),
     ],
 )
-def test_what_takes_a_row(monkeypatch, layer, wide, kinds):
+def test_what_takes_a_row(monkeypatch, layer, wide, places, kinds):
+    """places: as many as a state has, so one more than can be counted."""
     launched, grids = [], []
 
     class Kernel:
@@ -116,6 +118,8 @@ def test_what_takes_a_row(monkeypatch, layer, wide, kinds):
             return lambda *given, **more: launched.append("Triton")
 
     plain = delta_one.launch
+    if places:
+        monkeypatch.setattr(delta_one, "PLACES", places)
     monkeypatch.setattr(delta_one, "launch", on_a_card)
     monkeypatch.setattr(delta_one, "_loaded", lambda device, key_heads: Kernel())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))

@@ -24,10 +24,15 @@ struct Shared {
 };
 static_assert(sizeof(Shared) == SHARED, "delta_one.py counts these bytes");
 
+// No branch: what stands around it is waited for meanwhile.
+__device__ __forceinline__ void store_if(u32 really, float* to, float v) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.f32 [%1], %2;}" ::"r"(really), "l"(to), "f"(v) : "memory");
+}
 __device__ __forceinline__ float read1(const float* from) { return __uint_as_float(load1(from)); }
 __device__ __forceinline__ void add(float4& sum, const float4& v, float by) { sum.x += v.x * by, sum.y += v.y * by, sum.z += v.z * by, sum.w += v.w * by; }
+__device__ __forceinline__ float sum_of(const float (&v)[WARPS]) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 __device__ __forceinline__ float total(const float (&of)[WARPS]) {
-  const float4 *parts = (const float4*)of, one = parts[0], two = parts[1];
+  const float4 *v = (const float4*)of, one = v[0], two = v[1];
   return ((one.x + one.y) + (one.z + one.w)) + ((two.x + two.y) + (two.z + two.w));
 }
 
@@ -40,8 +45,7 @@ __device__ __forceinline__ Tap tap_of(const float* taps, const float* window, in
   return Tap{w.w, w.x * one + w.y * two + w.z * three};
 }
 
-// Grid (value heads, 1, sequences). Sequences of other numbers of rows are left alone. Places are words: no tensor of a layer has
-// 16 GiB.
+// Grid (value heads, 1, sequences). Sequences of other numbers of rows are left alone. Places within a tensor are words.
 extern "C" __global__ void __launch_bounds__(320, 2)  // 96 registers: beside two blocks of gemv there are 112 left
 delta_one(Held o) {
   extern __shared__ __align__(16) u8 shared[];
@@ -93,18 +97,14 @@ delta_one(Held o) {
   const float decay = rate * softplus(raw * sign + shift), step = exp_of(decay);  // of lower lanes log(step), step
   if (!own) s.squares[upper][warp] = square, s.met[warp] = met, s.step[warp][upper] = step;
 
-  const bool keeps = h < KEY_HEADS;  // one value head of each key head's
-  float* to_x = o.log_x + log * channels;
-  if (keeps) to_x[channel] = x;
-  if (!upper) to_x[of_value] = more;
   const float of_column = silu(more * other.own + other.before) * weight;  // value; gate
   __syncthreads();
 
   const float size = scale * inverse_root(total(s.squares[upper]) + o.unit_eps);
-  float read = 0.f;
+  float part[WARPS];
 #pragma unroll
-  for (int i = 0; i < WARPS; i++) read += s.read[i][upper][at];
-  read *= s.step[warp][1] * size;
+  for (int i = 0; i < WARPS; i++) part[i] = s.read[i][upper][at];
+  const float read = sum_of(part) * s.step[warp][1] * size;
   const float u = step * (of_column - read);
   const float y = read + total(s.met) * size * __shfl_sync(~0u, u * size, own);  // of the key's lane
   float sum = y * y;
@@ -113,11 +113,12 @@ delta_one(Held o) {
   if (lane == 16) s.of_y[warp] = sum;
   __syncthreads();
 
-  if (upper) {
-    o.out[start * heads * DIM + column] = y * of_column * inverse_root(total(s.of_y) * (1.f / DIM) + o.norm_eps);
-    if (threadIdx.x == 16) o.log_g[log * heads + h] = decay;
-  } else {
-    o.log_u[log * heads * DIM + column] = u;
-    if (keeps) o.log_k[(log * KEY_HEADS + kh) * DIM + at] = of_row * size;
-  }
+  const float inverse = inverse_root(total(s.of_y) * (1.f / DIM) + o.norm_eps);
+  const bool keeps = h < KEY_HEADS;  // one value head of each key head's
+  store_if(keeps, o.log_x + (log * channels + channel), x);
+  store_if(!upper, o.log_x + (log * channels + of_value), more);
+  store_if(!upper, o.log_u + (log * heads * DIM + column), u);
+  store_if(!upper && keeps, o.log_k + ((log * KEY_HEADS + kh) * DIM + at), of_row * size);
+  store_if(threadIdx.x == 16, o.log_g + (log * heads + h), decay);
+  store_if(upper, o.out + (start * heads * DIM + column), y * of_column * inverse);
 }
