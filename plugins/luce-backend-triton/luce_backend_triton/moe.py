@@ -207,7 +207,7 @@ def down_bytes(fmt: RecordFormat, shape: Shape, most: int, each: int) -> int:
     """Shared memory of a thread block of at most `most` tiles."""
     at_once = 3 if shape.stages > 2 else 2  # parts
     of_warp = shape.ring_bytes(fmt) // shape.warps + at_once * few_rows.X_BYTES + 64 * most + 8
-    return shape.warps * of_warp + 64 * most + 8 * each
+    return shape.warps * of_warp + 64 * most + 4 * (each + each % 2) + 8 * each
 
 
 @cache

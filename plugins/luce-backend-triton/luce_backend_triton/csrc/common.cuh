@@ -125,7 +125,7 @@ __device__ __forceinline__ int settled(int v) {  // known from here on, not wher
   asm volatile("" : "+r"(v));
   return v;
 }
-template <class T> __device__ __forceinline__ const T* settled(const T* v) {
+template <class T> __device__ __forceinline__ T* settled(T* v) {
   asm volatile("" : "+l"(v));
   return v;
 }
@@ -163,9 +163,9 @@ __device__ __forceinline__ u32 most(u32 v) {  // of a warp
 
 // act: 1 silu, 2 gelu, 3 gelu_tanh, 4 relu
 __device__ __forceinline__ float activated(int act, float gate, float up) {
-  if (act == 1) return up * gate / (1.f + __expf(fminf(-gate, 80.f)));
+  if (act == 1) return __fdividef(up * gate, 1.f + __expf(fminf(-gate, 80.f)));
   if (act == 2) return up * 0.5f * gate * (1.f + erff(gate * 0.7071067811865476f));
-  if (act == 3) return up * gate / (1.f + __expf(fminf(-1.5957691216057308f * (gate + 0.044715f * gate * gate * gate), 80.f)));
+  if (act == 3) return __fdividef(up * gate, 1.f + __expf(fminf(-1.5957691216057308f * (gate + 0.044715f * gate * gate * gate), 80.f)));
   return up * fmaxf(gate, 0.f);
 }
 

@@ -32,11 +32,12 @@ struct Cut {
   u32 expert_bytes;                          // of a matrix
 };
 
-__device__ __forceinline__ float limited(const Stack& s, float gate, float up) {
-  if (s.clamp == 1) gate = fminf(gate, s.limit);
-  float v = activated(s.act, gate, 1.f);
-  if (s.clamp == 2) v = fminf(v, s.limit);
-  return v * (s.clamp ? fminf(fmaxf(up, -s.limit), s.limit) : up);
+__device__ __forceinline__ float limited(int act, int clamp, float limit, float gate, float up) {
+  if (!clamp) return activated(act, gate, up);
+  if (clamp == 1) gate = fminf(gate, limit);
+  float v = activated(act, gate, 1.f);
+  if (clamp == 2) v = fminf(v, limit);
+  return v * fminf(fmaxf(up, -limit), limit);
 }
 
 // The pairs that go with this one -> taken, itself first, and how many; 0: it goes with an earlier one. By whole warps.
@@ -201,6 +202,11 @@ moe_gemv(Stack stack, Cut cut) {
       }
     }
   }
+  // While records are on their way: where a lane's sums lie, and where they go.
+  const int act = settled(stack.act), clamp = settled(stack.clamp), apart = 16 * X_ROWS;
+  const float* sums = settled(partial + (lane >> 4) * num_tiles * parts * apart + (lane & 15));
+  float* y = settled(stack.y + tile0 * 16 + (lane & 15) + (ONE_ROW ? (size_t)pair * stack.n : 0));
+  const int rows_left = settled(lane < 16 ? stack.n - tile0 * 16 - lane : 0);
   if (!(sooner && chooses)) __syncthreads();  // else x was there when it was known who was chosen
 
   float total[2][X_ROWS] = {};
@@ -213,27 +219,26 @@ moe_gemv(Stack stack, Cut cut) {
     if (++block == blocks || i == end - 1) {
       block = 0;
       leave(total, mine, lane);
-      mine += parts * (16 * X_ROWS);
+      mine += parts * apart;
     }
   }
   __syncthreads();
 
 #pragma unroll 1
   for (int i = warp; i < num_tiles * live; i += WARPS) {  // a lane has a row of one matrix
-    const int tile = i / live, n = i - tile * live;
-    const int at = (tile0 + tile) * 16 + (lane & 15);
-    const float* from = partial + ((lane >> 4) * num_tiles + tile) * parts * (16 * X_ROWS) + n * 16 + (lane & 15);
+    const int at = ONE_ROW ? i : i / live, n = i - at * live;
+    const float* from = sums + at * parts * apart + n * 16;
     float v = 0.f;
     if (two || lane < 16)
 #pragma unroll 1
       for (int k = 0; k < parts; k += 4) {
         float some[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) some[j] = k + j < parts ? from[(k + j) * (16 * X_ROWS)] : 0.f;
+        for (int j = 0; j < 4; j++) some[j] = k + j < parts ? from[(k + j) * apart] : 0.f;
 #pragma unroll
         for (int j = 0; j < 4; j++) v += some[j];
       }
     const float up = __shfl_xor_sync(~0u, v, 16);
-    if (lane < 16 && at < stack.n) stack.y[(size_t)(ONE_ROW ? pair : taken[n]) * stack.n + at] = two ? limited(stack, v, up) : v;
+    if (at * 16 < rows_left) y[at * 16 + (ONE_ROW ? 0 : (size_t)taken[n] * stack.n)] = two ? limited(act, clamp, stack.limit, v, up) : v;
   }
 }

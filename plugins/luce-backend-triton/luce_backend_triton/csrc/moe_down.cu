@@ -6,7 +6,7 @@
 // Grid: (blocks of row tiles, 1, rows). A part is 256 columns of one expert; warp w has parts w, w + WARPS, ... of all tiles
 // of its thread block, and makes their x ready for itself, AT_ONCE parts at a time. Shared memory: of each warp its x of so
 // many, then rings, sums f32[WARPS][most tiles][16], residual f32[most tiles][16], products and squares f32[2][WARPS], weights
-// and experts [each].
+// f32[each], an even number of them, and where experts lie, [each].
 //
 // `given` is what the launch before makes. All else is older, and read before that one is over, as in moe.cu: three thread
 // blocks of it and one of this find room in a multiprocessor's registers; with scales as halves or e4m3, two and one.
@@ -45,35 +45,36 @@ moe_down(Down d, DownCut cut) {
   float* residual = partial + WARPS * cut.room * 16;
   float* scratch = residual + cut.room * 16;
   float* weight = scratch + 2 * WARPS;
-  int* expert = (int*)(weight + each);
+  const u8** matrix = (const u8**)(weight + each + (each & 1));  // tile0 of it
+  const u8* first_expert = d.records + (size_t)tile0 * blocks * RECORD;
+  auto matrix_of = [&](int id) {
+    const int place = id < 0 ? -1 : d.lut[id];
+    return place < 0 ? nullptr : first_expert + (size_t)(u32)place * cut.expert_bytes;
+  };
   const bool chooses = d.logits.of;
   const int idle = WARPS > 1 && chooses ? 1 : 0, helper = (int)threadIdx.x - 32 * idle, helpers = 32 * (WARPS - idle);  // idle: the warp that chooses
   const int sums = num_tiles * 16, first_row = tile0 * 16;
+  const bool weighs = chooses && threadIdx.x < d.used;  // a lane one of those chosen
+  bool there = false;
   if (chooses && warp == 0) {
-    choose(d.logits, look_at(d.logits, row, lane), 0, d.used, lane, [&](int at, int id, float logit) {
-      const int place = id < 0 ? -1 : d.lut[id];
-      expert[at] = place, weight[at] = logit;
-    });
+    int* ids = (int*)matrix;
+    choose(d.logits, look_at(d.logits, row, lane), 0, d.used, lane, [&](int at, int id, float logit) { ids[at] = id, weight[at] = logit; });
     __syncwarp();
-    const bool mine = lane < d.used;
-    const float best = weight[0], share = mine ? __expf(weight[lane] - best) : 0.f;
-    float sum = share;
-#pragma unroll
-    for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
-    if (mine) {
-      const int place = expert[lane];
-      expert[lane] = max(place, 0);  // what is not there counts for nothing
-      weight[lane] = place < 0 ? 0.f : share / sum * d.logits.scale;
-    }
+    const int id = weighs ? ids[lane] : -1;
+    __syncwarp();
+    const u8* of = matrix_of(id);
+    there = of;
+    if (weighs) matrix[lane] = there ? of : first_expert;  // what is not there counts for nothing
   }
   if (helper >= 0) {
+    if (helper == 0 && d.beside) matrix[d.used] = d.beside + (size_t)tile0 * blocks * RECORD, weight[d.used] = 1.f;
     if (!chooses)
 #pragma unroll 1
       for (int i = helper; i < d.used; i += helpers) {
         const u32 given = load1(d.weights + (size_t)row * d.ldw + i);
-        const int id = (int)load1(d.ids + row * d.used + i), place = id < 0 ? -1 : d.lut[id];
-        expert[i] = max(place, 0);
-        weight[i] = place < 0 ? 0.f : __uint_as_float(given);
+        const u8* of = matrix_of((int)load1(d.ids + row * d.used + i));
+        matrix[i] = of ? of : first_expert;
+        weight[i] = of ? __uint_as_float(given) : 0.f;
       }
 #pragma unroll 1
     for (int i = helper; i < sums; i += helpers)
@@ -102,8 +103,7 @@ moe_down(Down d, DownCut cut) {
   auto seek = [&]() {
     if (next >= parts) return;
     const int place = place_of(next);
-    source = place == d.used ? d.beside : d.records + (size_t)(u32)expert[place] * cut.expert_bytes;
-    source += ((size_t)tile0 * blocks + next - place * blocks) * RECORD + lane * 16;
+    source = matrix[place] + (u32)((next - place * blocks) * RECORD + lane * 16);
   };
   auto fetch = [&]() {
     if (next < parts) {
@@ -117,6 +117,13 @@ moe_down(Down d, DownCut cut) {
   seek();
 #pragma unroll
   for (int i = 0; i < STAGES; i++) fetch();
+  if (chooses && warp == 0) {
+    const float share = weighs ? __expf(weight[lane] - weight[0]) : 0.f;
+    float sum = share;
+#pragma unroll
+    for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
+    if (weighs) weight[lane] = there ? share / sum * d.logits.scale : 0.f;
+  }
   if (d.mix) {
     if (warp == WARPS - 1) {
       const bool mine = lane >= idle && lane < WARPS;
@@ -126,8 +133,6 @@ moe_down(Down d, DownCut cut) {
       if (d.norm) mixed /= sqrtf(squares / (float)d.width + d.eps);
       if (lane == 0) weight[d.used] = 1.f / (1.f + __expf(fminf(-mixed, 80.f)));
     }
-  } else if (threadIdx.x == 0 && d.beside) {
-    weight[d.used] = 1.f;
   }
   __syncthreads();
   const float* from[AT_ONCE];  // a lane's columns of each of these parts, what there is behind, and their weight
@@ -143,6 +148,8 @@ moe_down(Down d, DownCut cut) {
     }
   };
   aim(warp);
+  float* y = settled(d.y + (size_t)row * d.n + first_row);
+  const int rows_left = settled(d.n - first_row);
   wait_for_previous();
   let_next_start();
 
@@ -183,6 +190,6 @@ moe_down(Down d, DownCut cut) {
 #pragma unroll
     for (int w = 0; w < WARPS; w++)
       if (w < parts) v += partial[w * cut.room * 16 + i];
-    if (first_row + i < d.n) d.y[(size_t)row * d.n + first_row + i] = v + residual[i];
+    if (i < rows_left) y[i] = v + residual[i];
   }
 }
