@@ -10,7 +10,7 @@ import triton
 from attrs import define, evolve, field
 from torch import Tensor
 
-from luce_backend_triton import capability, few_floats, few_rows, kernels, shapes
+from luce_backend_triton import capability, few_floats, few_rows, kernels, ready, shapes
 from luce_backend_triton.few_floats import Behind
 from luce_backend_triton.few_rows import ALONE, X_BYTES, Beside, Kind, Shape
 from luce_backend_triton.formats import RECORD_COLS, blocks_of
@@ -21,6 +21,8 @@ from luce_core.contracts import Clamp, Norm
 
 CHUNK, WIDEST = 1024, 8192
 """Columns a program of a row kernel reads at a time; of one that has to wait for them: all, up to WIDEST."""
+READY = True
+"""Whether csrc/ready.cu makes rows ready for csrc/mma.cu, where it can; otherwise Triton does."""
 BLOCKS = 4
 """Of 256 columns of a row that one program makes ready for csrc/mma.cu: where there is a norm, it reads the
 whole row. The same for any number of rows, since a block's sums have the order of a program's warps.
@@ -98,6 +100,9 @@ class Rows:
             (x, up, weight), eps, limit, constants = self._common()
             m, k = x.shape
             out = self.room(kind)
+            given = self.given() if READY and kind == "mma" and x.is_cuda else None
+            if given is not None and ready.launch(given, out):
+                return out
             views = (out.view(torch.float16), out.view(torch.float32), out.view(torch.int8))
             overlap = x.is_cuda and overlaps(x.device)
             if self.norm is not None:

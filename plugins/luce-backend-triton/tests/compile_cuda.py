@@ -18,7 +18,17 @@ import tempfile
 from pathlib import Path
 
 import triton
-from luce_backend_triton import capability, delta_one, delta_trees, few_floats, few_rows, moe, nvrtc, shapes
+from luce_backend_triton import (
+    capability,
+    delta_one,
+    delta_trees,
+    few_floats,
+    few_rows,
+    moe,
+    nvrtc,
+    ready,
+    shapes,
+)
 from luce_backend_triton.few_rows import Shape
 from luce_backend_triton.formats import FORMATS
 from luce_backend_triton.shapes import Room
@@ -38,10 +48,10 @@ there, with 64 of 255 registers in use.
 READ_FROM = "sm_75"
 """The oldest whose instructions cuobjdump shows."""
 FEW = {
-    "sm_75": ("gemv Q5_K 2", "mma Q4_K 8", "moe Q6_K 1", "moe_down Q6_K 1", "dense BF16 1"),
+    "sm_75": ("gemv Q5_K 2", "mma Q4_K 8", "moe Q6_K 1", "moe_down Q6_K 1", "dense BF16 1", "ready silu"),
     "sm_90": (
         "gemv Q6_K 1", "mma Q4_K 32", "mma NVFP4 32", "moe Q4_K 1", "moe Q4_K 4", "moe_down Q4_K 1",
-        "dense F16 1", "delta_tree 32", "delta_one 16",
+        "dense F16 1", "ready norm", "delta_tree 32", "delta_one 16",
     ),
     "sm_120": ("gemv MXFP4 1", "gemv NVFP4 2", "mma IQ4_XS 16"),
 }  # fmt: skip
@@ -73,6 +83,8 @@ def variants(arch):
         if delta_trees.shared_bytes(rows) + shapes.BLOCK_RESERVE <= room.block_bytes:
             yield "delta_tree", (delta_trees.FRONT,), f"{rows}", delta_trees.defines_of(rows, 16)
     yield "delta_one", (delta_trees.FRONT,), "16", delta_one.defines_of(16)
+    for norm, act in ((True, ""), (False, "silu"), (False, "gelu")) if ability.mma else ():
+        yield "ready", (), act or "norm", ready.cut(BLOCKS, norm, act).defines()
     for kind in (0, 1, 2):
         yield "dense", (), f"{('F32', 'F16', 'BF16')[kind]} 1", few_floats.defines_of(kind, 1, 5120)
 

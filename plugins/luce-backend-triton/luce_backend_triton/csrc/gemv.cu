@@ -275,17 +275,6 @@ __device__ __forceinline__ void multiply(float (&total)[2][X_ROWS], const u8* re
   }
 }
 
-// Of 256 columns beginning with `first`, those a lane makes ready: of its group (of 32), what one word of each half holds.
-__device__ __forceinline__ int first_column(int first, int lane) { return first + (lane >> 2) * 32 + (lane & 3) * 4; }
-
-__device__ __forceinline__ void columns_of(float (&v)[8], const float* from, int at, int end) {
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const float4 four = at + half * 16 < end ? load4(from + at + half * 16) : float4{0.f, 0.f, 0.f, 0.f};
-    v[4 * half] = four.x, v[4 * half + 1] = four.y, v[4 * half + 2] = four.z, v[4 * half + 3] = four.w;
-  }
-}
-
 #define MIDDLE 12582912.f  // of floats whose last bit is 1
 
 // N times a warp's 256 columns, `apart` bytes from each other, as `multiply` wants them; share: what they are multiplied with
