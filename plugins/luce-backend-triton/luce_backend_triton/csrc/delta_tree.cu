@@ -58,11 +58,6 @@ __device__ __forceinline__ float2 load2(const float* from) {
 __device__ __forceinline__ float4 scaled(const float4& v, float by) { return float4{v.x * by, v.y * by, v.z * by, v.w * by}; }
 __device__ __forceinline__ float square(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
 
-template <class T> __device__ __forceinline__ T* settled(T* at) {  // known from here on
-  asm volatile("" : "+l"(at));
-  return at;
-}
-
 // The row above a row; -1, -2 and -3 are those of the window, the newest first.
 __device__ __forceinline__ int row_above(int row, int parent) {
   const int up = __shfl_sync(~0u, parent, row & 31);
