@@ -111,11 +111,13 @@ __device__ __forceinline__ RowScales row_scales(const u8* at, int row) {
   return s;
 }
 
-__device__ __forceinline__ int byte_of(u32 word, int i) { return (word >> 8 * i) & 255; }
+// By one instruction each, where a shift and a mask are two.
+__device__ __forceinline__ int byte_of(u32 word, int i) { return __byte_perm(word, 0, 0x4440 | i); }
+__device__ __forceinline__ int signed_byte_of(u32 word, int i) { return __byte_perm(word, 0, i | (8 | i) * 0x1110); }
 // Of group i (of 32, or of 16).
 __device__ __forceinline__ int integer_scale(const RowScales& s, int i) {
 #if SCALES == 3
-  return (int)(signed char)byte_of(s.word[i >> 2], i & 3);
+  return signed_byte_of(s.word[i >> 2], i & 3);
 #elif SCALES == 4
   return byte_of(s.word[i >> 2], i & 3) - 32;
 #else
