@@ -370,7 +370,7 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
       source[r] = records + ((size_t)min((owner * WARPS + warp) * TILES + r, tiles - 1) * blocks + block) * RECORD + lane * 16;
   };
   aim(owner, block);
-  int who = owner, at = block, i = left, next = block;  // of the records that are multiplied next; and of those asked for next
+  int who = owner, at = block, i = left, next = block;  // of what is multiplied next; and of what is asked for next
   auto fetch = [&](u8* stage) {
 #pragma unroll
     for (int r = 0; r < TILES; r++) {
@@ -389,11 +389,11 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
   asm volatile("mov.b32 %0, 0x54005400;" : "=r"(magic.odd));
   magic.bytes = 0x64646463 + gridDim.y;  // 1, which the compiler does not know
   const int first_row = blockIdx.z * X_ROWS, pieces = min(out.m - first_row, X_ROWS) * (X_BYTES / 16);
-  const size_t x_step = (size_t)out.m * X_BYTES;
-  const u8* x_first = x + first_row * X_BYTES + threadIdx.x * 16;
-  const u8* x_from = x_first + block * x_step;
+  const u32 x_first = first_row * X_BYTES + threadIdx.x * 16, x_step = out.m * X_BYTES;
+  u32 x_at = x_first + block * x_step;
   auto fetch_x = [&](u8* stage) {
     u8* to = stage + WARPS * TILES * RECORD + threadIdx.x * 16;
+    const u8* x_from = x + x_at;
     if (pieces == X_ROWS * (X_BYTES / 16)) {  // no comparisons but one
 #pragma unroll
       for (int k = 0; k < X_ROWS * (X_BYTES / 16); k += 32 * WARPS)
@@ -402,27 +402,26 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
 #pragma unroll 1
       for (int k = 0; k + (int)threadIdx.x < pieces; k += 32 * WARPS) copy16(to + k * 16, x_from + k * 16);
     }
-    x_from += x_step;
+    x_at += x_step;
   };
   float total[TILES][COLS][4] = {};
   wait_for_x(out.beside);
 #pragma unroll
   for (int k = 0; k < STAGES - 1; k++) {
     if (k < left) fetch_x(shared + k * STAGE_BYTES);
-    if (++block == blocks) block = 0, x_from = x_first;
+    if (++block == blocks) block = 0, x_at = x_first;
     commit();
   }
-  left -= STAGES - 1;
   u8* to = shared + (STAGES - 1) * STAGE_BYTES;
   const u8* stage = shared;
 #pragma unroll 1
   while (i > 0) {
     wait();
     __syncthreads();
-    if (left-- > 0) {
+    if (i > STAGES - 1) {
       fetch_x(to);
       fetch(to);
-      if (next == 0) x_from = x_first;
+      if (next == 0) x_at = x_first;
     }
     commit();
     to = to == shared + (STAGES - 1) * STAGE_BYTES ? shared : to + STAGE_BYTES;
@@ -445,5 +444,5 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
       for (int j = 0; j < SUMS; j++) (&total[0][0][0])[j] = 0.f;
     }
   }
-  end_beside(out.beside);
+  wait_for_previous();  // where `wait_for_x` did not: asked without a condition, which would be kept in a register until here
 }
