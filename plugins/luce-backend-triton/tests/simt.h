@@ -160,14 +160,11 @@ template <class T> static T __ldcg(const T* from) { return *from; }
 template <class T> static void __stcg(T* to, T value) { *to = value; }
 static void __threadfence() {}
 static uint32_t atomicAdd(uint32_t* to, uint32_t more) { return (*to += more) - more; }
+// Of a place's four bits the highest counts for nothing: CUDA's `__byte_perm` spreads no signs, unlike `prmt`.
 static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
   const uint64_t both = (uint64_t)b << 32 | a;
   uint32_t result = 0;
-  for (int i = 0; i < 4; i++) {
-    uint32_t byte = both >> 8 * (select >> 4 * i & 7) & 255;
-    if (select >> 4 * i & 8) byte = byte & 128 ? 255 : 0;
-    result |= byte << 8 * i;
-  }
+  for (int i = 0; i < 4; i++) result |= (uint32_t)(both >> 8 * (select >> 4 * i & 7) & 255) << 8 * i;
   return result;
 }
 

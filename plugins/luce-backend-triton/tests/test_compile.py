@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -163,3 +164,9 @@ def test_without_tensor_cores_for_it_rows_go_in_passes_of_integers(name, room, w
 def test_one_row_goes_to_integers_and_many_to_tensor_cores():
     kinds = [shapes.choose(FORMATS["Q4_K"], rows, 1088, 20, H200)[0].kind for rows in (1, 2, 3, 32)]
     assert kinds == ["gemv", "gemv", "mma", "mma"]
+
+
+@pytest.mark.parametrize("source", sorted(nvrtc.SOURCES.glob("*.cu*")), ids=lambda path: path.name)
+def test_sources_have_no_generic_lambdas(source):
+    """NVRTC 13.0 takes them for functions of the host and refuses them; 13.5 does not."""
+    assert not re.search(r"\[[&=]?\]\s*\([^)]*\bauto\b", source.read_text())

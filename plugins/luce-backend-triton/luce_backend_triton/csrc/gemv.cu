@@ -113,7 +113,7 @@ __device__ __forceinline__ RowScales row_scales(const u8* at, int row) {
 
 // By one instruction each, where a shift and a mask are two.
 __device__ __forceinline__ int byte_of(u32 word, int i) { return __byte_perm(word, 0, 0x4440 | i); }
-__device__ __forceinline__ int signed_byte_of(u32 word, int i) { return __byte_perm(word, 0, i | (8 | i) * 0x1110); }
+__device__ __forceinline__ int signed_byte_of(u32 word, int i) { return (int)(word << (24 - 8 * i)) >> 24; }
 // Of group i (of 32, or of 16).
 __device__ __forceinline__ int integer_scale(const RowScales& s, int i) {
 #if SCALES == 3

@@ -285,18 +285,20 @@ __device__ __forceinline__ int worker_of(const Walk& walk, int unit) {
 
 #define SUMS (TILES * COLS * 4)  // of a lane
 
+// Of a lane's sums, whose first is of this row and column: with rows and columns beyond it, and which of them.
+template <class Of> __device__ __forceinline__ void each_sum(const Out& out, int row, int col, Of of) {
+#pragma unroll
+  for (int k = 0; k < COLS * 2; k++)
+#pragma unroll
+    for (int i = 0; i < TILES * 2; i++)
+      if (col + k / 2 * 8 + k % 2 < out.m && row + i * 8 < out.n) of(i * 8, k / 2 * 8 + k % 2, i / 2, k / 2, i % 2 * 2 + k % 2);
+}
+
 // The sums of this warp's rows, of which this is part `part`. at: float4[parts][SUMS / 4][32]. What is added to them is asked
 // for before their other parts are.
 __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS][4], float4* at, u32* arrived, int part, int parts,
                                       int row, int col, int lane) {
   float scale = 1.f, bias[TILES][2] = {}, residual[TILES][COLS][4] = {};
-  auto each = [&](auto of) {  // with this lane's rows, columns and which of its sums
-#pragma unroll
-    for (int k = 0; k < COLS * 2; k++)
-#pragma unroll
-      for (int i = 0; i < TILES * 2; i++)
-        if (col + k / 2 * 8 + k % 2 < out.m && row + i * 8 < out.n) of(i * 8, k / 2 * 8 + k % 2, i / 2, k / 2, i % 2 * 2 + k % 2);
-  };
   if (out.scale) scale = *out.scale;
   if (out.bias) {
 #pragma unroll
@@ -304,7 +306,7 @@ __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS
       if (row + i * 8 < out.n) bias[i / 2][i % 2] = out.bias[row + i * 8];
   }
   if (out.residual)
-    each([&](int down, int right, int r, int n, int j) { residual[r][n][j] = out.residual[(size_t)(col + right) * out.ldr + row + down]; });
+    each_sum(out, row, col, [&](int down, int right, int r, int n, int j) { residual[r][n][j] = out.residual[(size_t)(col + right) * out.ldr + row + down]; });
   if (parts > 1) {
 #pragma unroll
     for (int r = 0; r < TILES; r++)
@@ -337,7 +339,7 @@ __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS
       at += AT_ONCE * (SUMS / 4) * 32;
     }
   }
-  each([&](int down, int right, int r, int n, int j) {
+  each_sum(out, row, col, [&](int down, int right, int r, int n, int j) {
     out.y[(size_t)(col + right) * out.ldy + row + down] = fmaf(total[r][n][j], scale, bias[r][j / 2]) + residual[r][n][j];
   });
 }

@@ -148,8 +148,8 @@ moe_down(Down d, DownCut cut) {
     }
   };
   aim(warp);
-  float* y = settled(d.y + (size_t)row * d.n + first_row);
-  const int rows_left = settled(d.n - first_row);
+  float* y = d.y + (size_t)row * d.n + first_row;
+  const int rows_left = d.n - first_row;
   wait_for_previous();
   let_next_start();
 
