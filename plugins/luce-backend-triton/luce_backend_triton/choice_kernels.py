@@ -16,6 +16,7 @@ from luce_backend_triton.nucleus_kernels import (
     MEAN_MASS,
     NONE_KEPT,
     NUCLEUS,
+    PASSES,
     RANGES,
     TYPICAL,
     UNIT,
@@ -89,8 +90,8 @@ def begin(
     j, zeros = tl.arange(0, COPIES * RANGES), tl.zeros((COPIES * RANGES,), tl.int64)
     for stage in tl.static_range(STAGES):
         tl.store(found + stage * rows + row, 0)
-        for done in tl.static_range(2):
-            tl.store(above + ((2 * stage + done) * rows + row) * (COPIES * RANGES) + j, zeros)
+        for done in tl.static_range(PASSES):
+            tl.store(above + ((PASSES * stage + done) * rows + row) * (COPIES * RANGES) + j, zeros)
 
 
 @triton.jit

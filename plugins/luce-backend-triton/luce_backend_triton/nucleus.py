@@ -11,7 +11,7 @@ import triton
 from attrs import frozen
 from torch import Tensor
 
-from luce_backend_triton import choice_kernels
+from luce_backend_triton import choice_kernels, list_kernels
 from luce_backend_triton import nucleus_kernels as kernels
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import ForwardBatch
@@ -22,9 +22,11 @@ STEP = 1024 if INTERPRETED else 512
 LISTED = 1024
 """Columns of the range with the cut that programs look at in one go."""
 COUNTED = 4096
-"""Of them, the most of which each is compared with all others; one program searches more."""
+"""Of the list, the most of which each is compared with all others; one program searches more."""
+ENOUGH = 2048
+"""Of the range with the cut: where more may lie in it, another pass takes a part of it."""
 TOGETHER = 256 if INTERPRETED else 8
-"""Of them, whose places one program counts in one go."""
+"""Of the list, whose places one program counts in one go."""
 MOST_PROGRAMS, FEWEST, PROGRAMS = (2, 2, 2) if INTERPRETED else (256, 16, 1024)
 """The most and the fewest of a row, and those of all rows of a step. One row of noise with a spread of 1.4
 leaves 1,100 on the list, which are counted at once.
@@ -40,7 +42,7 @@ class Search:
     limits: Tensor
     """i32[stages, rows]: how many each row keeps at most, 0 where as many as there are."""
     above: Tensor
-    """i64[stages, 2, rows, COPIES, RANGES], zeros."""
+    """i64[stages, PASSES, rows, COPIES, RANGES], zeros."""
     found: Tensor
     """i32[stages, rows], zeros."""
     cuts: Tensor
@@ -53,11 +55,11 @@ class Search:
     @staticmethod
     def of(rows: int, stages: int, device: torch.device) -> Search:
         """Not filled yet. stages: see nucleus_kernels; 1 without typical-p."""
-        copies, ranges = kernels.COPIES.value, kernels.RANGES.value
+        passes, copies, ranges = kernels.PASSES.value, kernels.COPIES.value, kernels.RANGES.value
         return Search(
             torch.empty(stages, rows, device=device),
             torch.empty(stages, rows, dtype=torch.int32, device=device),
-            torch.empty(stages, 2, rows, copies, ranges, dtype=torch.int64, device=device),
+            torch.empty(stages, passes, rows, copies, ranges, dtype=torch.int64, device=device),
             torch.empty(stages, rows, dtype=torch.int32, device=device),
             torch.empty(3, rows, dtype=torch.int64, device=device),
             torch.empty(choice_kernels.SUMS.value, rows, dtype=torch.int64, device=device),
@@ -67,8 +69,8 @@ class Search:
 def find_cuts(
     logits: Tensor, tops: Tensor, search: Search, flags: frozenset[str], told: Mapping[str, bool]
 ) -> None:
-    """logits f32[rows, V], tops f32[rows, parts] -> `search.cuts`. flags: of the step. Four launches, five
-    with top-k and top-p; with typical-p four for each filter and one. told: as `picks` tells every launch.
+    """logits f32[rows, V], tops f32[rows, parts] -> `search.cuts`. flags: of the step. Six launches, seven
+    with top-k and top-p; with typical-p six for each filter and one. told: as `picks` tells every launch.
     """
     rows, vocab = logits.shape
     parts = tops.shape[1]
@@ -100,18 +102,19 @@ def _stage(
     (rows, vocab), parts = logits.shape, tops.shape[1]
     splits, most = triton.cdiv(vocab, STEP), triton.next_power_of_2(parts)
     given = logits, tops, search.shares, search.limits, search.above, search.cuts, search.sums
-    for done in range(2):
+    for done in range(kernels.PASSES.value):
         kernels.add_masses[(rows, splits)](
-            *given, rows, vocab, parts, STAGE=stage, DONE=done, STEP=STEP, P=most, num_warps=8, **told
-        )
+            *given, rows, vocab, parts, STAGE=stage, DONE=done, ENOUGH=ENOUGH, STEP=STEP, P=most,
+            num_warps=8, **told,
+        )  # fmt: skip
     given = *given, search.found, listed
     kernels.list_range[(rows, splits)](
-        *given, rows, vocab, parts, STAGE=stage, STEP=STEP, P=most, num_warps=4, **told
+        *given, rows, vocab, parts, STAGE=stage, ENOUGH=ENOUGH, STEP=STEP, P=most, num_warps=4, **told
     )
     for by_number in sorted({one == "top_k" for one in filters}, reverse=True):
-        kernels.find_cut[(rows, max(FEWEST, min(MOST_PROGRAMS, PROGRAMS // rows)))](
+        list_kernels.find_cut[(rows, max(FEWEST, min(MOST_PROGRAMS, PROGRAMS // rows)))](
             *given, rows, vocab, parts, BY_NUMBER=by_number, AFTER="top_k" in filters and not by_number,
-            STAGE=stage, N=TOGETHER, C=LISTED, MOST=COUNTED, P=most, num_warps=8, **told,
+            STAGE=stage, N=TOGETHER, C=LISTED, MOST=COUNTED, ENOUGH=ENOUGH, P=most, num_warps=8, **told,
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from luce_backend_triton import (
     delta,
     delta_chunks,
     delta_kernels,
+    list_kernels,
     moe_kernels,
     nucleus_kernels,
     one_row_kernels,
@@ -215,15 +216,15 @@ def variants(target, dim, pairs):
 def filters(numbers, overlap):
     """Where top-k, typical-p and top-p cut, and what XTC takes out."""
     sizes = {"STEP": 512, "P": 256, **overlap}
-    searched = {"N": 8, "C": 1024, "MOST": 4096, "P": 256, **overlap}
+    searched = {"N": 8, "C": 1024, "MOST": 4096, "ENOUGH": 2048, "P": 256, **overlap}
     for stage in range(3):
-        for done in range(2):
-            passed = {"STAGE": stage, "DONE": done, **sizes}
+        for done in range(nucleus_kernels.PASSES.value):
+            passed = {"STAGE": stage, "DONE": done, "ENOUGH": 2048, **sizes}
             yield nucleus_kernels.add_masses, passed, numbers, {"num_warps": 8}
-        yield nucleus_kernels.list_range, {"STAGE": stage, **sizes}, numbers, {}
+        yield nucleus_kernels.list_range, {"STAGE": stage, "ENOUGH": 2048, **sizes}, numbers, {}
         for by_number, after in ((True, False), (False, True), (False, False))[2 * (stage > 0) :]:
             which = {"STAGE": stage, "BY_NUMBER": by_number, "AFTER": after, **searched}
-            yield nucleus_kernels.find_cut, which, numbers, {"num_warps": 8}
+            yield list_kernels.find_cut, which, numbers, {"num_warps": 8}
     yield choice_kernels.add_moments, sizes, numbers, {}
     for likely in (False, True):
         for stages in (1, 3):

@@ -150,7 +150,9 @@ def test_the_nucleus_of_rows_in_which_hardly_anything_is_possible(device):
 
 
 COMPARED = pytest.mark.parametrize(("listed", "counted"), [(256, 0), (256, 4096), (1024, 4096)])
-"""Columns in one go, and how many are compared with each other: else one program searches them."""
+"""Columns in one go, and how many are compared with each other: else one program searches them. Passes go on
+until no more than half as many are in the range.
+"""
 
 
 @COMPARED
@@ -159,6 +161,7 @@ def test_a_range_of_any_number_of_candidates_is_searched(device, monkeypatch, li
     """Also more than one go holds; values lie close together, far apart, and in ties."""
     monkeypatch.setattr(nucleus, "LISTED", listed)
     monkeypatch.setattr(nucleus, "COUNTED", counted)
+    monkeypatch.setattr(nucleus, "ENOUGH", counted // 2)
     rows = (logits(device, 6, 2000) * scale).mul(64).round().div(64)
     rows[0, 17], rows[1, 5:900], rows[2, 700] = torch.inf, -torch.inf, torch.nan
     of = table(device, *NUCLEUS)
@@ -218,15 +221,56 @@ def search_of(shares):
     return evolve(made, shares=shares[None])
 
 
-def kept_of(rows, search):
-    """What `find_cuts` leaves of each row, as bool."""
+def kept_of(rows, search, filters=frozenset({"top_p"})):
+    """What the cut of top-p leaves of each row, as bool: all without."""
     tops, told = rows.amax(1, keepdim=True), picks._told(rows)
-    nucleus.find_cuts(rows, tops, search, frozenset({"top_p"}), told)
-    cut, last = search.cuts[2] >> 32, 0x7FFFFFFF - (search.cuts[2] & 0xFFFFFFFF)
+    nucleus.find_cuts(rows, tops, search, filters, told)
+    return kept_at(rows, search.cuts[2])
+
+
+def kept_at(rows, cuts):
+    cut, last = cuts >> 32, 0x7FFFFFFF - (cuts & 0xFFFFFFFF)
     bits = (rows + 0.0).view(torch.int32)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     places = torch.arange(rows.shape[1], device=rows.device)[None]
     return (key > cut[:, None]) | ((key == cut[:, None]) & (places <= last[:, None]))
+
+
+SPREADS = (1e-3, 1e-2, 0.3, 1.0, 4.0, 30.0, 60.0, 1000.0)
+"""From 30 on the 20th lies more than 31 nats below the best, in the last range of the first pass."""
+
+
+@pytest.mark.parametrize("wanted", [{"top_k": 20}, {"top_p": 0.95}, {"top_k": 20, "top_p": 0.95}], ids=repr)
+def test_few_are_listed_however_alike_or_far_apart_logits_are(device, wanted):
+    """Also of those far below a forced token. Where two passes are enough others add nothing."""
+    rows = logits(device, 9, 16_000) * torch.tensor([*SPREADS, 0.3], device=device)[:, None]
+    rows[8, 777] = 100.0
+    search = search_of(torch.full((9,), wanted.get("top_p", 1.0), device=device))
+    if "top_k" in wanted:
+        search.limits.fill_(wanted["top_k"])
+        search.cuts[0] = (1 << 63) - 1
+    kept = kept_of(rows, search, frozenset(wanted))
+    assert int(search.found.max()) <= nucleus.ENOUGH + wanted.get("top_k", 0)
+    assert "top_p" not in wanted or int(kept.sum(-1).min()) > 0
+    assert not search.above[0, 2:, 4].any()
+    if "top_k" in wanted:
+        best = torch.zeros_like(kept).scatter_(1, rows.topk(20).indices, value=True)
+        assert kept_at(rows, search.cuts[0]).equal(best)
+
+
+def test_of_more_equal_logits_than_are_compared_the_lowest_ids_are_kept(device):
+    """Two better ones and 6,000 alike. Top-k takes ten of those, top-p four: of 2.57 + 10 half is 6.28."""
+    rows = torch.full((3, 9000), -1.0, device=device)
+    rows[:, 3000:] = torch.tensor([[0.0], [7.25], [-0.5]], device=device)
+    rows[:, [3500, 8000]] += 0.25
+    search = search_of(torch.full((3,), 0.5, device=device))
+    search.limits.fill_(12)
+    search.cuts[0] = (1 << 63) - 1
+    likely = kept_of(rows, search, frozenset({"top_k", "top_p"}))
+    assert int(search.found.min()) > nucleus.COUNTED
+    for best, nucleus_of in zip(kept_at(rows, search.cuts[0]), likely, strict=True):
+        assert best.nonzero()[:, 0].tolist() == [*range(3000, 3010), 3500, 8000]
+        assert nucleus_of.nonzero()[:, 0].tolist() == [*range(3000, 3004), 3500, 8000]
 
 
 # --- before the filters
@@ -304,6 +348,7 @@ def test_the_best_few_are_those_of_the_reference(device, monkeypatch, listed, co
     """Few, many, all but one, as many as there are; beside a row without a limit."""
     monkeypatch.setattr(nucleus, "LISTED", listed)
     monkeypatch.setattr(nucleus, "COUNTED", counted)
+    monkeypatch.setattr(nucleus, "ENOUGH", counted // 2)
     numbers = (1, 20, 300, 1499, 1500, 0)
     of = table(device, *[SamplingParams(seed=n, top_k=k, **more) for n, k in enumerate(numbers)])
     b, rows = batch(device, tuple(range(6)), 1), logits(device, 6, 1500)
@@ -403,6 +448,7 @@ def test_typical_ones_of_any_number_are_found(device, monkeypatch, counted):
     """Ties, long lists, values that are not possible."""
     monkeypatch.setattr(nucleus, "LISTED", 256)
     monkeypatch.setattr(nucleus, "COUNTED", counted)
+    monkeypatch.setattr(nucleus, "ENOUGH", counted // 2)
     rows = logits(device, 6, 1500).mul(8).round().div(8)
     rows[1, 5:900], rows[2, 3:] = -torch.inf, -torch.inf
     params = [SamplingParams(temperature=1.0, typical_p=p, seed=n) for n, p in enumerate(PARTS)]
