@@ -45,8 +45,6 @@ STATE_COLS = 32
 STAGES = 2
 """Chunks in flight there."""
 WARPS = {"one": 4, "tree": 4, "solve": 4, "carry": 4, "emit": 4}
-ONE = True
-"""Whether sequences of one row go through CUDA C++, where trees do."""
 
 
 def halves(device: torch.device) -> torch.dtype:
@@ -152,7 +150,7 @@ def _held(
     logs = (log_x, log["k"], log["u"], log["g"])
     kda, overlap = spec.kind == "kda", overlaps(qkv.device)
     ones = not kda and (seqs > 1 or rows == 1)
-    if ones and not (cuda and ONE and delta_one.launch(b, given, out, conv, state, spec)):
+    if ones and not (cuda and delta_one.launch(b, given, out, conv, state, spec)):
         kernels.held_one[(spec.value_heads, seqs)](
             qkv, z, beta, decay, out, conv.state, spec.conv, state.state, *logs, *named,
             b.query_start, b.slot, *strides, most, spec.eps, spec.norm.eps, q_scale, **cut,

@@ -83,7 +83,6 @@ __device__ __forceinline__ void copy_lanes(u8* to, const u8* from, int lane) {
   for (int j = 0; j < RECORD / 512; j++) copy16(to + j * 512, from + j * 512);
   if (RECORD % 512 && lane * 16 < RECORD % 512) copy16(to + RECORD / 512 * 512, from + RECORD / 512 * 512);
 }
-__device__ __forceinline__ void copy_record(u8* to, const u8* from, int lane) { copy_lanes(to + lane * 16, from + lane * 16, lane); }
 
 // --- one launch beside the next: what follows may start when all blocks of this one have, and reads results of the one
 // before it only from here on
@@ -204,21 +203,14 @@ __device__ __forceinline__ void look_up(u32 word, u32& first, u32& second) {
 
 // --- sharing the work
 //
-// A unit is one record (of each tile) of one owner of rows: units 0 .. blocks - 1 are the first owner's, and so on.
-// Every worker takes the same number of them in a row, so most owners' sums come from two or three workers.
-// units · workers stays below 2^32: that is 30 billion weights in one matrix, and long division would come before the first
-// weight is asked for.
-
-// Where blocks begin late, quotients stand between them and their first weights: what the host knows, it divides.
+// A unit is one record (of each tile) of one owner of rows: units 0 .. blocks - 1 are the first owner's, and so on. Where
+// blocks begin late, quotients stand between them and their first weights: what the host knows, it divides.
 
 struct Shares { int each, more; };  // of each worker; the first `more` have one more
 __device__ __forceinline__ int first_of(Shares s, int worker) { return worker * s.each + min(worker, s.more); }
 
 // n / d, where n · d < 2^32; inverse: 2^32 / d, rounded up, 0 for 1.
 __device__ __forceinline__ int quotient(int n, u32 inverse) { return inverse ? (int)__umulhi((u32)n, inverse) : n; }
-
-__device__ __forceinline__ int first_unit(int worker, int workers, int units) { return (int)((u32)units * (u32)worker / (u32)workers); }
-__device__ __forceinline__ int worker_of(int unit, int workers, int units) { return (int)(((u32)(unit + 1) * (u32)workers - 1) / (u32)units); }
 
 __device__ __forceinline__ float residual_of(const Out& out, int row, int col) {
   return out.residual && row < out.n && col < out.m ? out.residual[(size_t)col * out.ldr + row] : 0.f;
