@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from luce_backend_triton import capability, devices
 
@@ -58,6 +59,14 @@ def exact(data: np.ndarray, name: str) -> np.ndarray:
 def taken_for(monkeypatch):
     """-> takes every card, and the interpreter, for one of a compute capability."""
     return lambda *instead: monkeypatch.setattr(capability, "_told", [instead])
+
+
+@pytest.fixture
+def wide_heads(monkeypatch):
+    """Heads of DeltaNet as CUDA C++ takes them; of `worlds` by the name under which tests import it."""
+    worlds = sys.modules["worlds"]
+    for name, value in (("KH", 2), ("VH", 4), ("DK", 128), ("DV", 128), ("CHANNELS", 8 * 128)):
+        monkeypatch.setattr(worlds, name, value)
 
 
 @pytest.fixture(scope="session")

@@ -20,14 +20,8 @@ import worlds
 from . import simt
 
 OPS = build_ops()
+pytestmark = pytest.mark.usefixtures("wide_heads")
 ROUNDED = 2e-5
-
-
-@pytest.fixture(autouse=True)
-def sizes(monkeypatch):
-    """Heads as the kernel wants them."""
-    for name, value in (("KH", 2), ("VH", 4), ("DK", 128), ("DV", 128), ("CHANNELS", 8 * 128)):
-        monkeypatch.setattr(worlds, name, value)
 
 
 @pytest.fixture(scope="module")

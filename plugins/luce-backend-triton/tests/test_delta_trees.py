@@ -22,19 +22,13 @@ import worlds
 from . import simt
 
 OPS = build_ops()
+pytestmark = pytest.mark.usefixtures("wide_heads")
 WIDE = [-1, *(n // 2 if n % 3 else n for n in range(34))]
 """A tree of 35 rows: some paths short, some long, some from the committed text on."""
 CHAIN = list(range(-1, 31))
 FOREST = [-1, 0, -2, -1, 2, 4, 3, 6, 5, 5, 8, -1, 11, 12, 13, 14, 0, 16]
 """Several paths begin at the committed text."""
 ROUNDED = 1e-3
-
-
-@pytest.fixture(autouse=True)
-def sizes(monkeypatch):
-    """Heads as the kernel wants them."""
-    for name, value in (("KH", 2), ("VH", 4), ("DK", 128), ("DV", 128), ("CHANNELS", 8 * 128)):
-        monkeypatch.setattr(worlds, name, value)
 
 
 @pytest.fixture(scope="module")
