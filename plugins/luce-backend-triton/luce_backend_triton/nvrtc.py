@@ -44,9 +44,11 @@ def nvrtc_paths() -> list[str]:
 @cache
 def _opened(path: str) -> tuple[ctypes.CDLL, int, frozenset[str]] | None:
     """The library, its major version and the numbers of the architectures it compiles for; None where it does
-    not open.
+    not open. What it opens by name when it compiles lies beside it, where not every version of it looks.
     """
     try:
+        for beside in Path(path).parent.glob("libnvrtc-builtins.so.*") if "/" in path else ():
+            ctypes.CDLL(str(beside), mode=ctypes.RTLD_GLOBAL)
         lib = ctypes.CDLL(path)
     except OSError:
         return None

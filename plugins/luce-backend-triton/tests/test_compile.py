@@ -170,3 +170,19 @@ def test_one_row_goes_to_integers_and_many_to_tensor_cores():
 def test_sources_have_no_generic_lambdas(source):
     """NVRTC 13.0 takes them for functions of the host and refuses them; 13.5 does not."""
     assert not re.search(r"\[[&=]?\]\s*\([^)]*\bauto\b", source.read_text())
+
+
+def test_what_the_compiler_opens_by_name_is_opened_before_it(tmp_path, monkeypatch):
+    """The library of NVRTC 13.0 does not look beside itself for its other half."""
+    half, library = tmp_path / "libnvrtc-builtins.so.13.0", tmp_path / "libnvrtc.so.13"
+    half.touch()
+    opened = []
+
+    def opens(path, mode=0):
+        opened.append((path, mode))
+        if path == str(library):
+            raise OSError("not a library")
+
+    monkeypatch.setattr(nvrtc.ctypes, "CDLL", opens)
+    assert nvrtc._opened.__wrapped__(str(library)) is None
+    assert opened == [(str(half), nvrtc.ctypes.RTLD_GLOBAL), (str(library), 0)]
