@@ -238,19 +238,21 @@ class Bench:
         self.run()
         return [token for _, token in arrived]
 
-    def decode_s(self, depth: int, rows: int, params: SamplingParams = GREEDY, mean: bool = False) -> float:
-        """Seconds of a step, the median, or the mean: steps may take unlike times by what is sampled from.
+    def decode_s(self, depth: int, rows: int) -> float:
+        """Seconds of a greedy step, the median."""
+        return self.steps_s(depth, rows, GREEDY)[0]
+
+    def steps_s(self, depth: int, rows: int, params: SamplingParams) -> tuple[float, float]:
+        """Seconds of a step, the median and the mean: steps may take unlike times by what is sampled from.
         Tokens of steps that are queued at once come at once.
         """
         arrived = [self.submit(prompt(depth + 1, seed), ANSWER, params) for seed in range(rows)]
         self.run()
         times = [at for at, _ in arrived[-1]][WARM:]
         at_once = max(1, self.engine.executor.steps_ahead)
-        if mean:
-            whole = len(times[:-1]) // at_once * at_once
-            return (times[whole] - times[0]) / whole
+        whole = len(times[:-1]) // at_once * at_once
         steps = sorted((b - a) / at_once for a, b in zip(times, times[at_once:], strict=False))
-        return steps[len(steps) // 2]
+        return steps[len(steps) // 2], (times[whole] - times[0]) / whole
 
     def prefill_s(self, rows: int) -> float:
         """Seconds of one chunk, the best of three; nothing of it is in the cache."""
@@ -385,8 +387,7 @@ def measure(kept: record.Record, path: Path, name: str, given: argparse.Namespac
         line = f"depth {depth}, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s"
         kept.say(line, "engine, one sequence", **about, context=depth, batch=1, seconds_per_step=took)
     for kind, params in SAMPLED.items():
-        took = bench.decode_s(0, 1, params)
-        mean = bench.decode_s(0, 1, params, mean=True)
+        took, mean = bench.steps_s(0, 1, params)
         line = f"sampled with {kind}, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s"
         line += f"; {mean * 1e3:.3f} ms in the mean"
         found = {"seconds_per_step": took, "mean_seconds_per_step": mean}
@@ -417,20 +418,27 @@ def measure(kept: record.Record, path: Path, name: str, given: argparse.Namespac
     del bench
     torch.cuda.empty_cache()
     if given.held:
-        rows = [int(part) for part in given.held.split(",")]
-        bench = Bench(
-            path, drafters=[ScriptedDrafter(nothing)], max_sequences=2, draft_nodes=max(rows), **options
-        )
-        steps = {count: bench.tree(count) for count in [1, *rows]}
-        one = bench.device_s(steps[1])
-        for count, captured in steps.items():
-            took = bench.device_s(captured)
-            ratio = took / one
-            line = f"device, {count} rows of one sequence: {took * 1e3:.3f} ms, {ratio:.2f} times one row's"
-            placed = {"context": 0, "batch": 1, "rows": count}
-            kept.say(line, "device, held rows", **about, **placed, seconds_per_step=took)
-            if given.profile:
-                breakdown(captured.replay, f"{count} rows of one sequence")
+        measure_held(kept, path, given, about, options)
+
+
+def measure_held(
+    kept: record.Record, path: Path, given: argparse.Namespace, about: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Rows of one sequence that are verified at once."""
+    rows = [int(part) for part in given.held.split(",")]
+    bench = Bench(
+        path, drafters=[ScriptedDrafter(nothing)], max_sequences=2, draft_nodes=max(rows), **options
+    )
+    steps = {count: bench.tree(count) for count in [1, *rows]}
+    one = bench.device_s(steps[1])
+    for count, captured in steps.items():
+        took = bench.device_s(captured)
+        ratio = took / one
+        line = f"device, {count} rows of one sequence: {took * 1e3:.3f} ms, {ratio:.2f} times one row's"
+        placed = {"context": 0, "batch": 1, "rows": count}
+        kept.say(line, "device, held rows", **about, **placed, seconds_per_step=took)
+        if given.profile:
+            breakdown(captured.replay, f"{count} rows of one sequence")
 
 
 def nothing(text: object, capacity: int) -> tuple[list[int], list[int]]:

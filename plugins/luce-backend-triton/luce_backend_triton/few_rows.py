@@ -246,6 +246,7 @@ UNEVEN = 1.25
 """mma: how much larger the largest share may be where owners are not cut, or each into parts of its own."""
 
 
+@cache
 def walk(shape: Shape, tiles: int, blocks: int, grid: int) -> tuple[int, int, Walk]:
     """mma: thread blocks that have work, the most that share an owner, and who has what: whole owners, or
     parts of one; where such shares were too uneven, equal numbers of units in a row.
@@ -263,6 +264,7 @@ def walk(shape: Shape, tiles: int, blocks: int, grid: int) -> tuple[int, int, Wa
     return workers, most, Walk(Shares(*cut), *inverses)
 
 
+@cache
 def sizes(shape: Shape, tiles: int, blocks: int, grid: int) -> tuple[int, list[Any]]:
     """gemv: thread blocks that have work, and what it is told of the matrix."""
     workers = min(grid, tiles)
@@ -271,6 +273,7 @@ def sizes(shape: Shape, tiles: int, blocks: int, grid: int) -> tuple[int, list[A
     return workers, [Shares(*divmod(tiles, workers)), *across]
 
 
+@cache
 def mma_sizes(
     shape: Shape, tiles: int, blocks: int, grid: int, passes: int
 ) -> tuple[int, list[Any], int, int]:

@@ -1,7 +1,7 @@
 """How each block format lies in memory on the device: records of 16 rows × 256 columns.
 
 A matrix is `records: u8[tiles, column blocks, record bytes]`. A record is what one warp streams: the codes in
-the order in which the lanes of a warp feed them to the tensor cores (docs in csrc/linear.cu), then the scales
+the order in which the lanes of a warp feed them to the tensor cores (csrc/gemv.cu, mma.cu), then the scales
 of its rows. Nothing is re-quantized; scales of 6 bits become bytes, so Q4_K takes 4.625 bits instead of 4.5.
 Rows and columns beyond the matrix are zero.
 
@@ -18,11 +18,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from luce_backend_triton.memory import RECORD_COLS
+
 TILE_ROWS = 16
-RECORD_COLS = 256
 ScaleKind = Literal["f16", "pair", "k", "q6k", "xs", "e8", "e4m3"]
 SCALE_KINDS: tuple[ScaleKind, ...] = ("f16", "pair", "k", "q6k", "xs", "e8", "e4m3")
-"""Their places are the numbers csrc/linear.cu and the Triton kernels know them by.
+"""Their places are the numbers csrc/common.cuh and the Triton kernels know them by.
 
 f16   f16[16 rows][8]: w = s · (code - zero)
 pair  f16[16][8] s, f16[16][8] add: w = s · code + add

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -73,6 +74,7 @@ class DownCut(ctypes.Structure):
     )
 
 
+@cache
 def cut_of(
     fmt: RecordFormat, shape: Shape, tiles: int, blocks: int, grid: int, matrices: int, pairs: int, each: int,
     per: int,
@@ -98,6 +100,7 @@ def sums_of(shape: Shape, tiles: int, blocks: int, grid: int, matrices: int) -> 
     return matrices * -(-tiles // grid) * sharing(shape, tiles, blocks, grid, matrices) * 16 * shape.x_rows
 
 
+@cache
 def down_cut_of(fmt: RecordFormat, tiles: int, blocks: int, grid: int, each: int) -> DownCut:
     """Likewise, by `grid` thread blocks a row."""
     most = -(-tiles // grid)

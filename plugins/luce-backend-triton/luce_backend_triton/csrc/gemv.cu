@@ -359,10 +359,9 @@ gemv(const u8* __restrict__ records, GIVEN x, Out out, Shares tiles, int blocks,
   const int begin = first_of(shares, warp), end = first_of(shares, warp + 1), sums = num_tiles * X_ROWS * 16;
   u8* ring = shared + X_ROWS * blocks * X_BYTES + warp * STAGES * RECORD;
   float* partial = (float*)(shared + X_ROWS * blocks * X_BYTES + WARPS * STAGES * RECORD);
-  const u8* source = records + ((size_t)tile0 * blocks + begin) * RECORD;
+  const u8* source = records + ((size_t)tile0 * blocks + begin) * RECORD + lane * 16;
   int left = end - begin;
-  u8* to = ring;
-  source += lane * 16, to += lane * 16;
+  u8* to = ring + lane * 16;
   auto fetch = [&]() {
     if (left > 0) copy_lanes(to, source, lane);
     commit();
