@@ -45,7 +45,7 @@ def _out(y: Tensor, behind: Behind) -> few_rows._Out:
     residual = behind.residual
     ldr = 0 if residual is None else residual.stride(0)
     extras = (_at(behind.scale), _at(behind.bias), _at(residual))
-    return few_rows._Out(*extras, _at(y), None, None, y.shape[0], y.shape[1], ldr, y.stride(0))
+    return few_rows._Out(*extras, _at(y), None, y.shape[0], y.shape[1], ldr, y.stride(0))
 
 
 def defines_of(kind: int, m: int, k: int) -> dict[str, int]:

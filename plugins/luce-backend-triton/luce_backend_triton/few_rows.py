@@ -96,7 +96,7 @@ class _Out(ctypes.Structure):
     """`Out` of csrc/common.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("scale", "bias", "residual", "y", "sums", "arrived")),
+        *((name, ctypes.c_void_p) for name in ("scale", "bias", "residual", "y", "sums")),
         *((name, ctypes.c_int) for name in ("m", "n", "ldr", "ldy", "beside")),
     )
 
@@ -192,25 +192,25 @@ def _words(both: Tensor) -> Tensor:
 # --- launching
 
 
+def slots(count: int, device: torch.device) -> Tensor:
+    """f32[count], all EMPTY of csrc/mma.cu, which leaves them so."""
+    return torch.full((count,), -1, dtype=torch.int32, device=device).view(torch.float32)
+
+
 class Workspace:
-    """Partial sums and arrival counters of one device, kept as large as ever needed."""
+    """Slots for partial sums of one device, kept as large as ever needed."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.sums = torch.empty(1 << 20, device=device)
-        self.arrived = torch.zeros(1 << 14, dtype=torch.int32, device=device)
+        self.sums = slots(1 << 20, device)
         self._outgrown: list[Tensor] = []
         """Captured graphs still write to them."""
 
-    def take(self, count: int, blocks: int) -> tuple[int, int]:
-        """Pointers to f32[count] and to `blocks` zeroed counters."""
+    def take(self, count: int) -> int:
+        """Pointer to f32[count]."""
         if self.sums.numel() < count:
             self._outgrown.append(self.sums)
-            self.sums = torch.empty(count, device=self.device)
-        if self.arrived.numel() < blocks:
-            self._outgrown.append(self.arrived)
-            self.arrived = torch.zeros(blocks, dtype=torch.int32, device=self.device)
-        return self.sums.data_ptr(), self.arrived.data_ptr()
+            self.sums = slots(count, self.sums.device)
+        return self.sums.data_ptr()
 
 
 @cache
@@ -274,15 +274,12 @@ def sizes(shape: Shape, tiles: int, blocks: int, grid: int) -> tuple[int, list[A
 
 
 @cache
-def mma_sizes(
-    shape: Shape, tiles: int, blocks: int, grid: int, passes: int
-) -> tuple[int, list[Any], int, int]:
-    """mma: likewise, and how many partial sums and counters of arrivals it needs."""
+def mma_sizes(shape: Shape, tiles: int, blocks: int, grid: int, passes: int) -> tuple[int, list[Any], int]:
+    """mma: likewise, and how many partial sums there may be."""
     grid, room, shares = walk(shape, tiles, blocks, grid)
     owners = shape.owners(tiles)
-    counters = passes * owners * shape.warps
     cut = [shares, INT(tiles), INT(blocks), WORD(inverse(blocks)), INT(owners), INT(room)]
-    return grid, cut, counters * room * shape.tiles * 16 * shape.x_rows, counters
+    return grid, cut, passes * owners * shape.warps * room * shape.tiles * 16 * shape.x_rows
 
 
 def launch(
@@ -306,15 +303,15 @@ def launch(
     """
     (tiles, blocks, _), device, m = records.shape, records.device, y.shape[0]
     passes = -(-m // shape.x_rows)
-    sums, arrived = None, None
+    sums = None
     if shape.kind == "gemv":
         grid, cut = sizes(shape, tiles, blocks, grid)
     else:
-        grid, cut, count, counters = mma_sizes(shape, tiles, blocks, grid, passes)
-        sums, arrived = workspace(device, beside.place).take(count, counters)
+        grid, cut, count = mma_sizes(shape, tiles, blocks, grid, passes)
+        sums = workspace(device, beside.place).take(count)
     given = (None if extra is None else extra.data_ptr() for extra in (scale, bias, residual))
     ldr = 0 if residual is None else residual.stride(0)
-    out = _Out(*given, y.data_ptr(), sums, arrived, m, rows, ldr, y.stride(0), beside.bits)
+    out = _Out(*given, y.data_ptr(), sums, m, rows, ldr, y.stride(0), beside.bits)
     given_x = in_of(x) if isinstance(x, Given) else POINTER(x.data_ptr())
     args = [POINTER(records.data_ptr()), given_x, out, *cut]
     stream = torch.cuda.current_stream(device).cuda_stream

@@ -116,6 +116,7 @@ static uint32_t __ballot_sync(unsigned, bool mine) {
   for (int i = 0; i < 32; i++) all |= (uint32_t)__shfl_sync(~0u, (int)mine, i) << i;
   return all;
 }
+static bool __any_sync(unsigned, bool mine) { return __ballot_sync(~0u, mine) != 0; }
 static uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 static int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 
@@ -156,10 +157,12 @@ template <class F> static uint32_t on_halves(uint32_t a, uint32_t b, uint32_t c,
 }
 #define __expf expf
 static int __float2int_rn(float value) { return (int)lrintf(value); }
-template <class T> static T __ldcg(const T* from) { return *from; }
-template <class T> static void __stcg(T* to, T value) { *to = value; }
-static void __threadfence() {}
-static uint32_t atomicAdd(uint32_t* to, uint32_t more) { return (*to += more) - more; }
+// A word that other blocks leave, all ones until then. Blocks run one after the other: who would wait for it would for ever.
+template <class T> static T arrived(T words) {
+  for (uint32_t* word = &words.x; word <= &words.w; word++)
+    if (*word == ~0u) *word = 0x7fc00000;
+  return words;
+}
 // Of a place's four bits the highest counts for nothing: CUDA's `__byte_perm` spreads no signs, unlike `prmt`.
 static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
   const uint64_t both = (uint64_t)b << 32 | a;

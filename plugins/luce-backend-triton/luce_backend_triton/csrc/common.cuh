@@ -16,8 +16,7 @@ struct __align__(8) u32x2 { u32 x, y; };
 
 struct Out {  // y f32[m][ldy] = sum · scale + bias + residual
   const float *scale, *bias, *residual;
-  float *y, *sums;  // sums, arrived: mma.cu
-  u32* arrived;
+  float *y, *sums;  // sums: slots of mma.cu
   int m, n, ldr, ldy, beside;
 };
 

@@ -18,7 +18,7 @@
 
 #define COLS (X_ROWS / 8)
 #define STAGE_BYTES (WARPS * TILES * RECORD + X_ROWS * X_BYTES)
-#define AT_ONCE (TILES * COLS > 6 ? 1 : TILES * COLS > 4 ? 2 : 4)  // parts of sums
+#define AT_ONCE ((X_ROWS == 8 ? 24 : X_ROWS == 32 ? 64 : 96) / SUMS)  // parts of sums that find registers
 #define BIAS TWICE(0x6400 + (TABLE ? 128 : ZERO))  // 1024 + zero; there one step of a half is 1
 #define BIAS_64 TWICE(0x5400 + ZERO * 16)          // 64 + zero; there it is 1/16
 #define TIMES_16 TWICE(0x1000)                     // of a half, added to its bits
@@ -254,25 +254,6 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
   }
 }
 
-// Counts; what this warp wrote is there before, what it reads is read behind.
-__device__ __forceinline__ u32 one_more(u32* count) {
-  u32 before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
-  return before;
-}
-
-// Whether this warp is the last of `parts` to have left its sums.
-__device__ __forceinline__ bool is_last(u32* arrived, int parts, int lane) {
-  __syncwarp();
-  u32 before = 0;
-  if (lane == 0) before = one_more(arrived);
-  before = __shfl_sync(~0u, before, 0);
-  if (before != parts - 1) return false;
-  __syncwarp();
-  if (lane == 0) *arrived = 0;
-  return true;
-}
-
 // How a grid shares units. parts: workers of each owner, each with its part of the blocks; 1: workers have whole owners; 0: units
 // of all owners in a row, so that most owners' sums come from several workers.
 struct Walk { Shares shares; u32 by_each, by_more; int parts; u32 by_parts; };  // by_: for `quotient`, of shares and parts
@@ -294,10 +275,68 @@ template <class Of> __device__ __forceinline__ void each_sum(const Out& out, int
       if (col + k / 2 * 8 + k % 2 < out.m && row + i * 8 < out.n) of(i * 8, k / 2 * 8 + k % 2, i / 2, k / 2, i % 2 * 2 + k % 2);
 }
 
-// The sums of this warp's rows, of which this is part `part`. at: float4[parts][SUMS / 4][32]. What is added to them is asked
-// for before their other parts are.
-__device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS][4], float4* at, u32* arrived, int part, int parts,
-                                      int row, int col, int lane) {
+// Sums of an owner that several workers have parts of wait in slots for the one with its last part, which adds them up, always in
+// the same order. Between launches a slot holds EMPTY, which is no result of arithmetic (its NaN is 0x7fffffff): a word that is
+// EMPTY is read again. So nobody counts arrivals, and a worker is done when its sums are on their way. Workers begin in order and
+// wait for those before them alone.
+#define EMPTY 0xffffffffu
+#define SLOT (SUMS / 4 * 32)  // float4 of a part
+
+__device__ __forceinline__ void store_slot(u32x4* to, u32x4 v) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ __forceinline__ u32x4 load_slot(const u32x4* from) {
+  u32x4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void leave(u32x4* slot, const float (&total)[TILES][COLS][4]) {
+#pragma unroll
+  for (int i = 0; i < SUMS / 4; i++) {
+    const float (&v)[4] = total[i / COLS][i % COLS];
+    store_slot(slot + i * 32, u32x4{__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])});
+  }
+}
+
+// total += the parts in `count` slots, which are EMPTY again then.
+__device__ __forceinline__ void gather(float (&total)[TILES][COLS][4], u32x4* slots, int count) {
+#pragma unroll 1
+  for (int first = 0; first < count; first += AT_ONCE, slots += AT_ONCE * SLOT) {  // some parts' loads at once, added one after the other
+    u32x4 some[AT_ONCE][SUMS / 4];
+    u32 largest;
+    do {
+      largest = 0;
+#pragma unroll
+      for (int p = 0; p < AT_ONCE; p++)
+        if (first + p < count) {
+#pragma unroll
+          for (int i = 0; i < SUMS / 4; i++) some[p][i] = load_slot(slots + p * SLOT + i * 32);
+        }
+#pragma unroll
+      for (int p = 0; p < AT_ONCE; p++)
+        if (first + p < count) {
+#pragma unroll
+          for (int i = 0; i < SUMS / 4; i++)
+            largest = max(largest, max(max(some[p][i].x, some[p][i].y), max(some[p][i].z, some[p][i].w)));
+        }
+    } while (__any_sync(~0u, largest == EMPTY));
+#pragma unroll
+    for (int p = 0; p < AT_ONCE; p++)
+      if (first + p < count) {
+#pragma unroll
+        for (int i = 0; i < SUMS / 4; i++) {
+          float (&v)[4] = total[i / COLS][i % COLS];
+          const u32x4 part = some[p][i];
+          v[0] += __uint_as_float(part.x), v[1] += __uint_as_float(part.y), v[2] += __uint_as_float(part.z), v[3] += __uint_as_float(part.w);
+          store_slot(slots + p * SLOT + i * 32, u32x4{EMPTY, EMPTY, EMPTY, EMPTY});
+        }
+      }
+  }
+}
+
+// The sums of this warp's rows, of which `count` parts are in slots. What is added to them is asked for before these are.
+__device__ __forceinline__ void finish_sums(const Out& out, float (&total)[TILES][COLS][4], u32x4* slots, int count, int row, int col) {
   float scale = 1.f, bias[TILES][2] = {}, residual[TILES][COLS][4] = {};
   if (out.scale) scale = *out.scale;
   if (out.bias) {
@@ -307,38 +346,7 @@ __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS
   }
   if (out.residual)
     each_sum(out, row, col, [&](int down, int right, int r, int n, int j) { residual[r][n][j] = out.residual[(size_t)(col + right) * out.ldr + row + down]; });
-  if (parts > 1) {
-#pragma unroll
-    for (int r = 0; r < TILES; r++)
-#pragma unroll
-      for (int n = 0; n < COLS; n++) {
-        const float (&v)[4] = total[r][n];
-        __stcg(at + (part * TILES * COLS + r * COLS + n) * 32, float4{v[0], v[1], v[2], v[3]});
-      }
-    if (!is_last(arrived, parts, lane)) return;
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) (&total[0][0][0])[i] = 0.f;
-#pragma unroll 1
-    for (int first = 0; first < parts; first += AT_ONCE) {  // some parts' loads at once, added one after the other
-      float4 some[AT_ONCE][SUMS / 4];
-#pragma unroll
-      for (int p = 0; p < AT_ONCE; p++)
-        if (first + p < parts) {
-#pragma unroll
-          for (int i = 0; i < SUMS / 4; i++) some[p][i] = __ldcg(at + (p * (SUMS / 4) + i) * 32);
-        }
-#pragma unroll
-      for (int p = 0; p < AT_ONCE; p++)
-        if (first + p < parts) {
-#pragma unroll
-          for (int i = 0; i < SUMS / 4; i++) {
-            float (&v)[4] = total[i / COLS][i % COLS];
-            v[0] += some[p][i].x, v[1] += some[p][i].y, v[2] += some[p][i].z, v[3] += some[p][i].w;
-          }
-        }
-      at += AT_ONCE * (SUMS / 4) * 32;
-    }
-  }
+  gather(total, slots, count);
   each_sum(out, row, col, [&](int down, int right, int r, int n, int j) {
     out.y[(size_t)(col + right) * out.ldy + row + down] = fmaf(total[r][n][j], scale, bias[r][j / 2]) + residual[r][n][j];
   });
@@ -348,8 +356,7 @@ __device__ __forceinline__ void flush(const Out& out, float (&total)[TILES][COLS
 // of them. x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, the second half of each 32 a
 // sixteenth, f16[8] Σ x of groups, and at X_FACTOR the
 // f32 that x is to be multiplied with; zero beyond W's columns. Rows of shared memory beyond x hold anything: what
-// comes of them is dropped. Workers leave their part of an owner's sums, and the last to arrive adds them up, always in the
-// same order. sums: float4[z][owner][warp][room][SUMS / 4][32]; arrived: u32[z][owner][warp], zero between launches.
+// comes of them is dropped. sums: slots [z][owner][warp][room].
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
 mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Walk walk, int tiles, int blocks, u32 by_blocks,
            int owners, int room) {
@@ -406,6 +413,8 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
     }
     x_at += x_step;
   };
+  auto slots = [&](int owner) { return (u32x4*)out.sums + (size_t)((blockIdx.z * owners + owner) * WARPS + warp) * room * SLOT + lane; };
+  int kept = 0;  // parts of the first owner, which is added up in the end
   float total[TILES][COLS][4] = {};
   wait_for_x(out.beside);
 #pragma unroll
@@ -417,34 +426,43 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
   u8* to = shared + (STAGES - 1) * STAGE_BYTES;
   const u8* stage = shared;
 #pragma unroll 1
-  while (i > 0) {
-    wait();
-    __syncthreads();
-    if (i > STAGES - 1) {
-      fetch_x(to);
-      fetch(to);
-      if (next == 0) x_at = x_first;
-    }
-    commit();
-    to = to == shared + (STAGES - 1) * STAGE_BYTES ? shared : to + STAGE_BYTES;
-    const u8* slab = stage + WARPS * TILES * RECORD;
-    multiply(total, stage + warp * TILES * RECORD, slab + g * X_BYTES + t * 16, slab + g * X_BYTES + 512 + t * 4,
-             slab + 2 * t * X_BYTES + X_FACTOR, lane, magic);
-    stage = stage == shared + (STAGES - 1) * STAGE_BYTES ? shared : stage + STAGE_BYTES;
-    i--;
-    if (++at == blocks || i == 0) {
-      int parts = walk.parts;
-      if (!parts) {
-        const int first = worker_of(walk, who * blocks);
-        part = blockIdx.x - first, parts = worker_of(walk, who * blocks + blocks - 1) - first + 1;
+  while (true) {
+    int others = 0;  // parts in slots
+    if (i > 0) {
+      wait();
+      __syncthreads();
+      if (i > STAGES - 1) {
+        fetch_x(to);
+        fetch(to);
+        if (next == 0) x_at = x_first;
       }
-      const int mine = (blockIdx.z * owners + who) * WARPS + warp;
-      flush(out, total, (float4*)out.sums + (size_t)mine * room * (SUMS / 4 * 32) + lane, out.arrived + mine, part, parts,
-            (who * WARPS + warp) * TILES * 16 + g, first_row + 2 * t, lane);
-      at = 0, who++;
-#pragma unroll
-      for (int j = 0; j < SUMS; j++) (&total[0][0][0])[j] = 0.f;
+      commit();
+      to = to == shared + (STAGES - 1) * STAGE_BYTES ? shared : to + STAGE_BYTES;
+      const u8* slab = stage + WARPS * TILES * RECORD;
+      multiply(total, stage + warp * TILES * RECORD, slab + g * X_BYTES + t * 16, slab + g * X_BYTES + 512 + t * 4,
+               slab + 2 * t * X_BYTES + X_FACTOR, lane, magic);
+      stage = stage == shared + (STAGES - 1) * STAGE_BYTES ? shared : stage + STAGE_BYTES;
+      i--;
+      if (++at < blocks && i > 0) continue;
+      others = walk.parts - 1;
+      if (!walk.parts) {
+        const int first = worker_of(walk, who * blocks);
+        part = blockIdx.x - first, others = worker_of(walk, who * blocks + blocks - 1) - first;
+      }
+      if (part < others || (part && i > 0)) {  // the last part's block adds up; in the end, since the parts before end then
+        leave(slots(who) + part * SLOT, total);
+        if (part == others) kept = others + 1;
+        others = -1;
+      }
+    } else if (kept) {
+      who = quotient(first_of(walk.shares, blockIdx.x), by_blocks), others = kept, kept = 0;
+    } else {
+      break;
     }
+    if (others >= 0) finish_sums(out, total, slots(who), others, (who * WARPS + warp) * TILES * 16 + g, first_row + 2 * t);
+    at = 0, who++;
+#pragma unroll
+    for (int j = 0; j < SUMS; j++) (&total[0][0][0])[j] = 0.f;
   }
   wait_for_previous();  // where `wait_for_x` did not: asked without a condition, which would be kept in a register until here
 }
