@@ -23,6 +23,7 @@ from luce_core.contracts import (
     PlanPatch,
     Problem,
     StateSizes,
+    StepBytes,
 )
 from luce_core.errors import PlanError, PluginError
 from luce_core.op_layers import without
@@ -33,7 +34,6 @@ from luce_core.plan_fields import MODELS, PART_KINDS, REPORT, Fields
 from luce_core.plan_layers import OFF, check_layers
 from luce_core.plan_media import add_projector
 from luce_core.plan_memory import (
-    ACTIVATION_VECTORS,
     MEMORY_SHARE,
     MEMORY_SIZES,
     Demand,
@@ -41,6 +41,7 @@ from luce_core.plan_memory import (
     Room,
     fit,
     rooms,
+    step_bytes,
     strides_block,
     weight_bytes,
 )
@@ -335,9 +336,14 @@ class Draft:
         values = self.fields.values
         return int(values["engine.draft_nodes"]) if values["parts.drafter"] else 0
 
-    def _activation_vectors(self) -> int:
-        layers = self._layers(self.fields.values["execution.op_layers"])
-        return max((layer.activation_vectors for layer in layers), default=0) or ACTIVATION_VECTORS
+    def _step_bytes(self, specs: Mapping[str, ModelSpec], layers: Mapping[str, Any]) -> StepBytes:
+        """Of the model whose steps take most. layers: names, by model; None = the target's."""
+        own, rows = self.fields.values["execution.op_layers"], self.fields.values["engine.row_budget"]
+        found = []
+        for name, spec in specs.items():
+            chosen = layers.get(name)
+            found.append(step_bytes(spec, self._layers(own if chosen is None else chosen), rows))
+        return StepBytes(max(one.working for one in found), max(one.replayed for one in found))
 
     def _weight_bytes(self, spec: ModelSpec, op_layers: Sequence[str] | None) -> tuple[int, str]:
         """op_layers: None = the target's."""
@@ -361,8 +367,9 @@ class Draft:
         values, specs = self.fields.values, self.companions.specs
         layers = {request.name: request.op_layers for request in values[MODELS]}
         others = {name: self._weight_bytes(spec, layers[name])[0] for name, spec in specs.items()}
+        models = {TARGET: self.spec, **specs}
         return Demand(
-            models={TARGET: self.spec, **specs},
+            models=models,
             weight_bytes={TARGET: values["memory.weight_bytes"], **others},
             drafters=self.companions.layouts,
             encoders={name: one.workspace_bytes for name, one in self.companions.processors.items()},
@@ -371,7 +378,6 @@ class Draft:
             max_sequences=values["engine.max_sequences"],
             max_held_rows=values["engine.max_held_rows"],
             sampled_rows=1 + self._nodes(),
-            activation_vectors=self._activation_vectors(),
             context=self._wanted_context(),
             cache_bytes=values["cache.bytes"],
             checkpoint_bytes=values["cache.checkpoint_bytes"],
@@ -379,6 +385,7 @@ class Draft:
             block_tokens=values["cache.block_tokens"],
             k_type=values["cache.k_type"],
             v_type=values["cache.v_type"],
+            step=self._step_bytes(models, layers),
         )
 
     def check_memory(self) -> None:

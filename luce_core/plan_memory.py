@@ -29,9 +29,11 @@ from luce_core.contracts import (
     OpLayer,
     StateLayout,
     StateSizes,
+    StepBytes,
     StoredSize,
 )
 from luce_core.contracts.staged import padded_rows
+from luce_core.errors import PluginError
 from luce_core.gguf.rows import ROW_CACHE_BYTES
 from luce_core.registry import guarded, resolve
 
@@ -59,8 +61,8 @@ Measured with the reference ops, which keep most: 58 (SmolLM2 135M, Q4_1, 512 ro
 resident memory sampled every 2 ms). An op layer may say otherwise.
 """
 
-SAMPLED_COPIES = 3
-"""Of the logits of held rows: as they come, processed, and the ids that may be picked."""
+SAMPLED_COPIES = 2
+"""Of the logits of held rows, beside them: processed, and the ids that may be picked."""
 
 
 @frozen
@@ -83,13 +85,14 @@ class Demand:
     block_tokens: int
     k_type: str
     v_type: str
+    step: StepBytes
+    """Of the model whose steps take most."""
     drafters: Mapping[str, StateLayout] = Factory(dict)
     """State of drafters beside their models', by drafter."""
     swap_bytes: int = 0
     """Host memory for sequences that gave way."""
     encoders: Mapping[str, int] = Factory(dict)
     """Bytes encoding one image takes, by the encoder's model."""
-    activation_vectors: int = ACTIVATION_VECTORS
     scratch: Mapping[str, int] = Factory(dict)
     """Bytes that op layers and parts hold on the device whatever the model, by owner."""
 
@@ -153,6 +156,26 @@ def _share(spec: ModelSpec, layer: OpLayer) -> float:
     return sum(share * spec.rows_bytes[rows] for rows, share in shares.items()) / total
 
 
+def step_bytes(spec: ModelSpec, layers: Sequence[OpLayer], rows: int) -> StepBytes:
+    """What a step of so many rows takes: what the layer says that needs most, else the reference's."""
+    found = [_stated(layer, spec, rows) for layer in layers if layer.activations]
+    return max(found, key=lambda one: one.working + one.replayed, default=reference_step(spec, rows))
+
+
+def reference_step(spec: ModelSpec, rows: int) -> StepBytes:
+    """Of the reference ops."""
+    return StepBytes(4 * ACTIVATION_VECTORS * spec.hidden * rows)
+
+
+def _stated(layer: OpLayer, spec: ModelSpec, rows: int) -> StepBytes:
+    subject = f"Op layer {layer.name!r}: the activations of a step, {layer.activations!r},"
+    function = resolve(layer.activations, subject)
+    stated = guarded(subject, lambda: function(spec, rows))
+    if not isinstance(stated, StepBytes):
+        raise PluginError(f"{subject} returned {stated!r}, wanted StepBytes.")
+    return stated
+
+
 def _left_out(spec: ModelSpec) -> StoredSize:
     """Weights that nothing loads."""
     return StoredSize(0, 0) if spec.runs_nextn or spec.nextn_size is None else spec.nextn_size
@@ -211,23 +234,25 @@ def _longest(demand: Demand, room: int) -> int:
 def _fixed_claims(demand: Demand, device: DeviceInfo) -> list[Claim]:
     """What does not depend on the context."""
     rows = demand.row_budget
-    # Models run one after another, so the widest is what counts.
-    widest = max(spec.hidden for spec in demand.models.values())
-    activations = 4 * demand.activation_vectors * widest * rows
     vocab = max(spec.vocab for spec in demand.models.values())
     # Every sequence has as many rows as the one with most, filled up: not bounded by those of a step.
     held = 4 * vocab * demand.max_sequences * padded_rows(demand.sampled_rows)
     held = min(held, 4 * vocab * rows) if demand.sampled_rows == 1 else held
     scored = min(max(SCORE_LOGITS_BYTES, 4 * vocab), 4 * vocab * rows)
-    logits = max(SAMPLED_COPIES * held, 2 * scored)
+    # Models run one after another, and rows are sampled or scored when their activations are gone.
+    working = max(demand.step.working, SAMPLED_COPIES * held, 2 * scored)
     marks = 4 * vocab * demand.max_sequences
     claims = [
         Claim(f"weights of {name}", device.id, "weights", size, size)
         for name, size in demand.weight_bytes.items()
     ]
-    claims.append(Claim("activations of a step", device.id, "workspace", activations, activations))
-    claims.append(Claim("logits of a step", device.id, "workspace", logits, logits))
-    claims.append(Claim("marks and biases of texts", device.id, "workspace", 2 * marks, 2 * marks))
+    workspace = {
+        "activations of a step": working,
+        "activations of steps kept to run again": demand.step.replayed,
+        "logits of a step": held,
+        "marks and biases of texts": 2 * marks,
+    }
+    claims += [Claim(name, device.id, "workspace", size, size) for name, size in workspace.items() if size]
     claims += [
         Claim(f"images through {name}", device.id, "workspace", size, size)
         for name, size in demand.encoders.items()

@@ -71,6 +71,7 @@ from luce_core.contracts.model import (
     Fence,
     Field,
     Group,
+    LayerWidths,
     Linear,
     LinearGroup,
     ModelSpec,
@@ -136,6 +137,7 @@ from luce_core.contracts.plugin import (
     Role,
     SchedulerContext,
     Source,
+    StepBytes,
 )
 from luce_core.contracts.schedule import (
     Executor,
@@ -219,6 +221,7 @@ __all__ = [
     "Heartbeat",
     "Hit",
     "KernelCheck",
+    "LayerWidths",
     "Linear",
     "LinearAttentionSpec",
     "LinearGroup",
@@ -288,6 +291,7 @@ __all__ = [
     "StateSizes",
     "StateStore",
     "Step",
+    "StepBytes",
     "StepHandle",
     "StoredSize",
     "StoredTable",

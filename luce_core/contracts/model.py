@@ -114,6 +114,29 @@ class StoredSize:
 
 
 @frozen
+class LayerWidths:
+    """How wide a row gets in a layer, in numbers: results and columns of the products with weights."""
+
+    mixer_in: int = 0
+    """Results in front of attention, or of what stands in its place."""
+    mixer_out: int = 0
+    """Columns of the product behind it."""
+    ffn_in: int = 0
+    """Results in front of the activation of an MLP that every row takes: gate and up."""
+    ffn_out: int = 0
+    """Columns of the product behind it."""
+    expert_in: int = 0
+    """The same of one routed expert."""
+    expert_out: int = 0
+    experts: int = 0
+    """That the router chooses among."""
+    experts_used: int = 0
+    """By a row."""
+    norm_behind: int = 0
+    """Of the result of a half, where that is normed before it joins the residual."""
+
+
+@frozen
 class BorrowedEncoder:
     """Image encoders a text model may be given though they were made for another one."""
 
@@ -170,6 +193,8 @@ class ModelSpec:
     """Tables that stay in the file, by tensor; in neither `parameters` nor `weight_bytes`."""
     nextn_size: StoredSize | None = None
     """Of `parameters` and `weight_bytes`, what is the MTP block's alone."""
+    widths: tuple[LayerWidths, ...] = ()
+    """Of each layer; () = not known."""
     borrows: BorrowedEncoder | None = None
     """None: a processor decides by itself whether its encoder goes with this model."""
 

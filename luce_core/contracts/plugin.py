@@ -147,6 +147,16 @@ class OpImpl:
 
 
 @frozen
+class StepBytes:
+    """What a step takes on the device beside weights, state and logits."""
+
+    working: int
+    """At most at a time while it runs."""
+    replayed: int = 0
+    """Kept beside that, so that steps that were seen before can be run again."""
+
+
+@frozen
 class OpLayer:
     """Ops laid over the reference ops of one loaded model; selected by name in the plan, so the banner can
     say so.
@@ -162,10 +172,8 @@ class OpLayer:
     """Where it packs weights: "module:fn" (block format, columns of a row) -> bytes it keeps per byte of the
     file; imports no torch. "" = one.
     """
-    activation_vectors: int = 0
-    """f32 vectors of the width of the residual that a step takes per row, with all that is kept to run it
-    again; 0 = what the reference ops take.
-    """
+    activations: str = ""
+    """"module:fn" (ModelSpec, rows of a step) -> StepBytes; imports no torch. "" = as the reference ops."""
     scratch_bytes: int = 0
     """What its ops hold on the device beside weights, state and activations, whatever the model."""
     self_checks: tuple[str, ...] = ()

@@ -5,13 +5,14 @@ Architecture plugins call these from `describe`; nothing here knows an architect
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, cast
 
 from attrs import Factory, frozen
 
-from luce_core.contracts import Field, Group, ModelSpec, Pages, StateLayout, StoredSize
+from luce_core.contracts import Field, Group, LayerWidths, ModelSpec, Pages, StateLayout, StoredSize
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import GgufHeader, StringArray
 from luce_core.gguf.complaint import RECONVERT, bad, quote
@@ -24,6 +25,8 @@ FULL_GROUP = "full"
 """The usual name of the group of regions without a window."""
 EXPERTS = "_exps"
 """In the name of a stack of experts."""
+ROUTER, NORM_BEHIND = "ffn_gate_inp", "post_ffw_norm"
+WEIGHT = re.compile(r"blk\.(\d{1,4})\.([^.]+)\.weight")
 ENDS = ("token_embd.weight", "output.weight")
 """A row of the one is looked up; the other is for rows whose logits are wanted."""
 MAX_EXPERTS = 1 << 16
@@ -241,6 +244,8 @@ class WeightTotals:
     prompt_parameters: int = 0
     stored: Mapping[str, StoredSize] = Factory(dict)
     rows_bytes: Mapping[tuple[str, int], int] = Factory(dict)
+    experts_used: int = 0
+    """By a row."""
 
 
 def weight_totals(
@@ -274,7 +279,30 @@ def weight_totals(
     rows = Counter[tuple[str, int]]()
     for tensor in tensors:
         rows[tensor.format.name, tensor.shape[-1] if tensor.shape else 1] += tensor.num_bytes
-    return WeightTotals(parameters, total, total - unread, multiplied, sizes, dict(rows))
+    active = total - unread
+    return WeightTotals(parameters, total, active, multiplied, sizes, dict(rows), experts_used)
+
+
+def layer_widths(header: GgufHeader, num_layers: int, experts_used: int = 0) -> tuple[LayerWidths, ...]:
+    """Of the trunk's layers, by the names their matrices have in every architecture: "ffn_..." and others,
+    "..._exps" of routed experts, "...down..." and "...out..." of what goes back to the residual.
+    """
+    found = [Counter[str]() for _ in range(num_layers)]
+    for tensor in header.tensors.values():
+        match = WEIGHT.fullmatch(tensor.name)
+        if match is None or int(match[1]) >= num_layers:
+            continue
+        layer, name, shape = found[int(match[1])], match[2], tensor.shape
+        if name in (ROUTER, NORM_BEHIND):
+            layer["experts" if name == ROUTER else "norm_behind"] = shape[0]
+        if name == ROUTER or len(shape) < 2:
+            continue
+        of = "expert" if EXPERTS in name else "ffn" if name.startswith("ffn_") else "mixer"
+        if "out" in name or "down" in name:
+            layer[f"{of}_out"] += shape[-1]
+        elif not name.startswith((ROUTER, "ssm_conv")):
+            layer[f"{of}_in"] += shape[-2]
+    return tuple(LayerWidths(**one, experts_used=experts_used if one["experts"] else 0) for one in found)
 
 
 class ModelSizes(Protocol):
@@ -329,6 +357,7 @@ def model_spec(
         active_bytes=totals.active_bytes,
         prompt_parameters=totals.prompt_parameters,
         stored=totals.stored,
+        widths=layer_widths(header, sizes.num_layers, totals.experts_used),
         details={"decoder": sizes, **(details or {})},
     )
 

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from luce_core.contracts import StoredSize
+from luce_core.contracts import LayerWidths, StoredSize
 from luce_core.errors import ModelFormatError
 from luce_core.gguf import read_header
 from luce_core.model.helpers import rope_spec, unit_norm
@@ -21,6 +21,7 @@ from luce_core.model.metadata import (
     check_ends,
     check_tensors,
     full_attention_layout,
+    layer_widths,
     long_factors,
     mlp_shapes,
     model_spec,
@@ -263,6 +264,27 @@ def test_experts_that_a_token_does_not_use_are_not_active(tmp_path):
     assert totals.weight_bytes == 2 * 5120 + 8 * 48 + 48
     assert totals.active_bytes == 5120 + 2 * 48 + 48
     assert totals.prompt_parameters == 2 * 12 + 12, "neither the table nor the head"
+
+
+def test_widths_of_layers_are_read_from_the_names_of_their_matrices(tmp_path):
+    shapes = {
+        "blk.0.attn_q": (6, 4), "blk.0.attn_k": (2, 4), "blk.0.attn_v": (3, 4), "blk.0.attn_output": (4, 9),
+        "blk.0.ffn_gate": (5, 4), "blk.0.ffn_up": (5, 4), "blk.0.ffn_down": (4, 5), "blk.0.attn_norm": (4,),
+        "blk.0.post_ffw_norm": (4,), "blk.1.attn_qkv": (11, 4), "blk.1.attn_gate": (7, 4),
+        "blk.1.ssm_conv1d": (99, 4), "blk.1.ssm_out": (4, 7), "blk.1.ffn_gate_inp": (8, 4),
+        "blk.1.ffn_gate_up_exps": (8, 6, 4), "blk.1.ffn_down_exps": (8, 4, 3), "blk.1.ffn_up_shexp": (2, 4),
+        "blk.1.ffn_gate_shexp": (2, 4), "blk.1.ffn_down_shexp": (4, 2), "blk.1.ffn_gate_inp_shexp": (1, 4),
+        "blk.3.attn_q": (88, 4),
+    }  # fmt: skip
+    tensors = {f"{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    header = header_of(tmp_path, tensors=tensors)
+    assert layer_widths(header, 3, experts_used=2) == (
+        LayerWidths(mixer_in=11, mixer_out=9, ffn_in=10, ffn_out=5, norm_behind=4),
+        LayerWidths(18, 7, ffn_in=4, ffn_out=2, expert_in=6, expert_out=3, experts=8, experts_used=2),
+        LayerWidths(),
+    )
+    spec = model_spec(header, read_decoder(header), full_attention_layout(read_decoder(header)))
+    assert [one.experts_used for one in spec.widths] == [0, 0, 0]
 
 
 def test_shapes_of_a_layer_and_their_check(tmp_path):

@@ -18,6 +18,7 @@ from luce_core.contracts import (
     Pages,
     Slot,
     StateLayout,
+    StepBytes,
 )
 from luce_core.errors import PlanError, PluginError
 from luce_core.gguf.rows import ROW_CACHE_BYTES
@@ -32,6 +33,7 @@ from luce_core.plan_memory import (
     roofline,
     rooms,
     state_facts,
+    step_bytes,
     strides_block,
     weight_bytes,
 )
@@ -207,6 +209,7 @@ def demands(draw):
         block_tokens=draw(st.sampled_from([4, 16, 32])),
         k_type=draw(st.sampled_from(["f16", "f32"])),
         v_type="f16",
+        step=StepBytes(draw(st.integers(0, 2 * 10**6)), draw(st.integers(0, 10**6))),
         scratch=draw(st.sampled_from([{}, {"scratch of op layer a": 70_000, "executor b": 9}])),
     )
 
@@ -218,6 +221,7 @@ def demands_of(slots=0, **more):
     spec = ModelSpec("x", "x", 2, 16, 10**7, 100, 1, 16, 16, layout, None, "any", {}, 100, 120)
     given = {"row_budget": 512, "max_sequences": 2, "max_held_rows": 4, "context": 0, "cache_bytes": 0}
     given |= {"checkpoint_bytes": 0, "block_tokens": 16, "k_type": "f16", "v_type": "f16", "sampled_rows": 1}
+    given |= {"step": StepBytes(0)}
     return Demand({"target": spec}, {"target": 120}, **(given | more))
 
 
@@ -331,18 +335,50 @@ def test_a_layer_may_keep_more_than_the_file_by_format_and_columns(plan):
         weight_bytes(spec, [evolve(more, kept=f"{__name__}:sheds")])
 
 
-def test_logits_are_of_the_rows_that_may_be_sampled_and_activations_what_the_layer_says(plan):
-    """Five rows are filled up to six."""
+def lines_of(demand, device=None):
+    device = device or DeviceInfo("cuda:0", "d", 2**40, 1e9)
+    return {c.owner: c.num_bytes for c in fit(demand, device, 2**40).claims}
+
+
+def test_logits_are_of_the_rows_that_may_be_sampled(plan):
+    """Five rows are filled up to six. Copies of them are made when a step's activations are gone."""
     demand = demands_of(max_sequences=3, max_held_rows=8)
-    device = DeviceInfo("cuda:0", "d", 2**40, 1e9, driver_bytes=12_345)
-    lines = {c.owner: c.num_bytes for c in fit(demand, device, 2**40).claims}
-    more = evolve(demand, sampled_rows=5, activation_vectors=2 * demand.activation_vectors)
-    wider = {c.owner: c.num_bytes for c in fit(more, device, 2**40).claims}
-    vocab = demand.target.vocab
-    assert wider["logits of a step"] - lines["logits of a step"] == 3 * 4 * vocab * 3 * (6 - 1)
-    assert wider["activations of a step"] == 2 * lines["activations of a step"]
+    one, five = lines_of(demand), lines_of(evolve(demand, sampled_rows=5))
+    logits = 4 * demand.target.vocab * 3
+    assert (one["logits of a step"], five["logits of a step"]) == (logits, 6 * logits)
+    assert five["activations of a step"] == 2 * 6 * logits
+    wider = lines_of(evolve(demand, sampled_rows=5, step=StepBytes(12 * logits + 1)))
+    assert wider["activations of a step"] == 12 * logits + 1
+    assert wider["logits of a step"] == 6 * logits
+
+
+def test_what_is_kept_to_run_steps_again_and_what_the_driver_takes_are_lines_of_their_own(plan):
+    demand = demands_of(step=StepBytes(0, 4_321))
+    lines = lines_of(demand, DeviceInfo("cuda:0", "d", 2**40, 1e9, driver_bytes=12_345))
+    assert lines["activations of steps kept to run again"] == 4_321
     assert lines["driver of cuda:0"] == 12_345
-    assert "driver of d" not in {c.owner for c in fit(demand, DeviceInfo("d", "d", 1, 1.0), 1).claims}
+    without = lines_of(demands_of())
+    assert not {"driver of cuda:0", "activations of steps kept to run again"} & set(without)
+
+
+def takes(spec, rows):
+    return StepBytes(spec.hidden * rows, 7)
+
+
+def test_activations_are_what_the_layer_says_else_those_of_the_reference(plan):
+    spec, name = plan().models[0].spec, f"{__name__}:takes"
+    plain = OpLayer("plain", (), Equivalence.BITS)
+    more = evolve(plain, name="more", activations=name)
+    assert step_bytes(spec, [plain], 10) == step_bytes(spec, [], 10) == StepBytes(4 * 64 * spec.hidden * 10)
+    assert step_bytes(spec, [more, plain], 10) == StepBytes(10 * spec.hidden, 7)
+    with pytest.raises(PluginError, match=r"'more'.*takes_none.*returned None, wanted StepBytes"):
+        step_bytes(spec, [evolve(more, activations=f"{__name__}:takes_none")], 10)
+    with pytest.raises(PluginError, match="'more'"):
+        step_bytes(spec, [evolve(more, activations=f"{__name__}:nothing_there")], 10)
+
+
+def takes_none(spec, rows):
+    return None
 
 
 def test_pinned_memory_of_snapshots_is_the_hosts(plan):

@@ -81,9 +81,7 @@ class LagunaNetwork:
         ops = self.ops
         x = ops.embed(batch, self.table)
         for number, layer in enumerate(self.layers):
-            q, k, v, gate = ops.norm_linear(x, layer.attn_norm, layer.inputs)
-            y = ops.attention(batch, q, k, v, layer.kv, layer.attention, gate=gate)
-            x = ops.linear_out(y, layer.attn_output, residual=x)
+            x = self._attention(batch, x, layer)
             x = self._ffn(batch, x, layer)
             ops.tap(batch, number, x)
         return x
@@ -91,6 +89,12 @@ class LagunaNetwork:
     def logits(self, final: Tensor) -> Tensor:
         """[R, E] -> f32[R, V]."""
         return self.ops.head(final, self.norm, self.head)
+
+    def _attention(self, batch: ForwardBatch, x: Tensor, layer: Layer) -> Tensor:
+        ops = self.ops
+        q, k, v, gate = ops.norm_linear(x, layer.attn_norm, layer.inputs)
+        y = ops.attention(batch, q, k, v, layer.kv, layer.attention, gate=gate)
+        return ops.linear_out(y, layer.attn_output, residual=x)
 
     def _ffn(self, batch: ForwardBatch, x: Tensor, layer: Layer) -> Tensor:
         ops, ffn = self.ops, layer.ffn

@@ -59,9 +59,7 @@ class LlamaNetwork:
         ops = self.ops
         x = ops.embed(batch, self.table)
         for number, layer in enumerate(self.layers):
-            q, k, v = ops.norm_linear(x, layer.attn_norm, layer.qkv)
-            y = ops.attention(batch, q, k, v, layer.kv, layer.attention)
-            x = ops.linear_out(y, layer.attn_output, residual=x)
+            x = self._attention(batch, x, layer)
             x = ops.gated_mlp(x, layer.ffn_norm, layer.gate_up, layer.down, residual=x)
             ops.tap(batch, number, x)
         return x
@@ -69,6 +67,12 @@ class LlamaNetwork:
     def logits(self, final: Tensor) -> Tensor:
         """[R, E] -> f32[R, V]."""
         return self.ops.head(final, self.norm, self.head)
+
+    def _attention(self, batch: ForwardBatch, x: Tensor, layer: Layer) -> Tensor:
+        ops = self.ops
+        q, k, v = ops.norm_linear(x, layer.attn_norm, layer.qkv)
+        y = ops.attention(batch, q, k, v, layer.kv, layer.attention)
+        return ops.linear_out(y, layer.attn_output, residual=x)
 
 
 def _layer(params: DecoderParams, layer: int, weights: Weights, rope: RopeSpec) -> Layer:

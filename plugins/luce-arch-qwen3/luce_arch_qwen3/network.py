@@ -75,9 +75,7 @@ class Qwen3Network:
         ops = self.ops
         x = ops.embed(batch, self.table)
         for number, layer in enumerate(self.layers):
-            q, k, v = ops.norm_linear(x, layer.attn_norm, layer.qkv)
-            y = ops.attention(batch, q, k, v, layer.kv, layer.attention)
-            x = ops.linear_out(y, layer.attn_output, residual=x)
+            x = self._attention(batch, x, layer)
             x = self._ffn(batch, x, layer)
             ops.tap(batch, number, x)
         return x
@@ -85,6 +83,12 @@ class Qwen3Network:
     def logits(self, final: Tensor) -> Tensor:
         """[R, E] -> f32[R, V]."""
         return self.ops.head(final, self.norm, self.head)
+
+    def _attention(self, batch: ForwardBatch, x: Tensor, layer: Layer) -> Tensor:
+        ops = self.ops
+        q, k, v = ops.norm_linear(x, layer.attn_norm, layer.qkv)
+        y = ops.attention(batch, q, k, v, layer.kv, layer.attention)
+        return ops.linear_out(y, layer.attn_output, residual=x)
 
     def _ffn(self, batch: ForwardBatch, x: Tensor, layer: Layer) -> Tensor:
         ops, ffn = self.ops, layer.ffn

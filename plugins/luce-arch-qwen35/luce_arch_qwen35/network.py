@@ -81,12 +81,14 @@ class Block:
     ffn_norm: Norm
     ffn: Mlp | Mixture
 
-    def run(self, ops: Ops, batch: ForwardBatch, x: Tensor) -> Tensor:
-        """[T, E] -> [T, E]."""
+    def mix(self, ops: Ops, batch: ForwardBatch, x: Tensor) -> Tensor:
+        """[T, E] -> [T, E]: the first half."""
         if isinstance(self.mixer, Delta):
-            x = _delta(ops, batch, x, self.mixer_norm, self.mixer)
-        else:
-            x = _attention(ops, batch, x, self.mixer_norm, self.mixer)
+            return _delta(ops, batch, x, self.mixer_norm, self.mixer)
+        return _attention(ops, batch, x, self.mixer_norm, self.mixer)
+
+    def feed(self, ops: Ops, batch: ForwardBatch, x: Tensor) -> Tensor:
+        """[T, E] -> [T, E]: the second half."""
         ffn = self.ffn
         if isinstance(ffn, Mlp):
             return ops.gated_mlp(x, self.ffn_norm, ffn.gate_up, ffn.down, residual=x)
@@ -132,7 +134,8 @@ class HybridNetwork:
         """All layers -> [T, E]."""
         x = self.ops.embed(batch, self.table)
         for number, block in enumerate(self.blocks):
-            x = block.run(self.ops, batch, x)
+            x = block.mix(self.ops, batch, x)
+            x = block.feed(self.ops, batch, x)
             self.ops.tap(batch, number, x)
         return x
 
@@ -173,7 +176,8 @@ class NextnNetwork:
         ops, join = self.ops, self.join
         embedded = ops.rms(ops.embed(batch, join.table), join.embed_norm)
         hidden = ops.rms(ops.rms(final, self.final_norm), join.hidden_norm)
-        return self.block.run(ops, batch, ops.linear_out(ops.cat((embedded, hidden)), join.project))
+        x = ops.linear_out(ops.cat((embedded, hidden)), join.project)
+        return self.block.feed(ops, batch, self.block.mix(ops, batch, x))
 
     def logits(self, final: Tensor) -> Tensor:
         """[R, E] -> f32[R, V]: of the token behind the row's own."""

@@ -112,7 +112,7 @@ def luce_register_ops() -> list[OpLayer]:
             frozenset({"triton"}),
             summaries[name],
             kept="luce_backend_triton.memory:kept",
-            activation_vectors=memory.ACTIVATION_VECTORS,
+            activations="luce_backend_triton.memory:activations",
             scratch_bytes=memory.SCRATCH_BYTES,
             self_checks=tuple(f"{_package(name in INVARIANT)}.selfcheck:{ops}.{one}" for one in SELF_CHECKS),
             prepare="luce_backend_triton.capability:prepare",
