@@ -350,6 +350,7 @@ def memory(kept: record.Record, bench: Bench, when: str, about: dict[str, Any]) 
         "torch at most": torch.cuda.max_memory_allocated(),
         "torch now": torch.cuda.memory_allocated(),
         "reserved": torch.cuda.memory_reserved(),
+        "reserved at most": torch.cuda.max_memory_reserved(),
         "reserved for graphs": sum(pools),
         "not torch": total - free - torch.cuda.memory_reserved(),
     }

@@ -73,7 +73,7 @@ def test_weights_that_become_halves_in_slices_leave_as_many_results_once_more(tm
 
 @frozen
 class Measured:
-    """One H200, `benchmarks/triton/decode.py`, in the end: LOG.md of 2026-11-30 and 2026-12-01."""
+    """One H200, `benchmarks/triton/decode.py`, in the end: LOG.md of 2026-11-30."""
 
     model: str
     used_gb: float

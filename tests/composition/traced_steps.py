@@ -57,7 +57,7 @@ class Allocator:
     """The rules of torch's caching allocator: pieces up to 1 MiB from segments of 2, up to 10 MiB from
     segments of 20, larger ones from a segment of their own size; the smallest free piece that is large enough
     is cut. By them, what an H200 had reserved after loading three models came out to 1 MB, and the pools of
-    their graphs to 3 MB (LOG.md 2026-12-01).
+    their graphs to 3 MB (LOG.md 2026-11-30).
     """
 
     reserved: int = 0
