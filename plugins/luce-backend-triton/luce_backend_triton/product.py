@@ -21,8 +21,6 @@ from luce_core.contracts import Clamp, Norm
 
 CHUNK, WIDEST = 1024, 8192
 """Columns a program of a row kernel reads at a time; of one that has to wait for them: all, up to WIDEST."""
-READY = True
-"""Whether csrc/ready.cu makes rows ready for csrc/mma.cu, where it can; otherwise Triton does."""
 BLOCKS = 4
 """Of 256 columns of a row that one program makes ready for csrc/mma.cu: where there is a norm, it reads the
 whole row. The same for any number of rows, since a block's sums have the order of a program's warps.
@@ -100,7 +98,7 @@ class Rows:
             (x, up, weight), eps, limit, constants = self._common()
             m, k = x.shape
             out = self.room(kind)
-            given = self.given() if READY and kind == "mma" and x.is_cuda else None
+            given = self.given() if kind == "mma" and x.is_cuda else None
             if given is not None and ready.launch(given, out):
                 return out
             views = (out.view(torch.float16), out.view(torch.float32), out.view(torch.int8))

@@ -117,6 +117,7 @@ static uint32_t __ballot_sync(unsigned, bool mine) {
   return all;
 }
 static bool __any_sync(unsigned, bool mine) { return __ballot_sync(~0u, mine) != 0; }
+static void __nanosleep(unsigned) {}
 static uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 static int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 

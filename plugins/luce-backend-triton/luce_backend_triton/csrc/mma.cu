@@ -281,6 +281,7 @@ template <class Of> __device__ __forceinline__ void each_sum(const Out& out, int
 // wait for those before them alone.
 #define EMPTY 0xffffffffu
 #define SLOT (SUMS / 4 * 32)  // float4 of a part
+#define PAUSE 300             // nanoseconds: those who still multiply need what reads L2 has room for
 
 __device__ __forceinline__ void store_slot(u32x4* to, u32x4 v) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
@@ -304,9 +305,8 @@ __device__ __forceinline__ void gather(float (&total)[TILES][COLS][4], u32x4* sl
 #pragma unroll 1
   for (int first = 0; first < count; first += AT_ONCE, slots += AT_ONCE * SLOT) {  // some parts' loads at once, added one after the other
     u32x4 some[AT_ONCE][SUMS / 4];
-    u32 largest;
-    do {
-      largest = 0;
+    while (true) {
+      u32 largest = 0;
 #pragma unroll
       for (int p = 0; p < AT_ONCE; p++)
         if (first + p < count) {
@@ -320,7 +320,9 @@ __device__ __forceinline__ void gather(float (&total)[TILES][COLS][4], u32x4* sl
           for (int i = 0; i < SUMS / 4; i++)
             largest = max(largest, max(max(some[p][i].x, some[p][i].y), max(some[p][i].z, some[p][i].w)));
         }
-    } while (__any_sync(~0u, largest == EMPTY));
+      if (!__any_sync(~0u, largest == EMPTY)) break;
+      __nanosleep(PAUSE);
+    }
 #pragma unroll
     for (int p = 0; p < AT_ONCE; p++)
       if (first + p < count) {
