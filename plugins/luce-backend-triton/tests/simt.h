@@ -2,7 +2,8 @@
 // runs until it waits for another.
 //
 // simt.py puts this in front of a source whose inline assembly it has replaced. What hardware does at once happens in
-// some order here, so a missing barrier may go unseen; wrong indices, shares and sums do not.
+// some order here, so a missing barrier may go unseen; wrong indices, shares and sums do not. Of copies that run ahead one half
+// is done when it is asked for, the other when it is waited for: what is read too soon, or written over too soon, is wrong.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -203,6 +204,31 @@ static void mma_of_warp(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32
   __syncwarp();
 }
 
+// --- copies that run ahead: asked for, closed as a group, and there once the thread has waited for that group
+
+struct Copy { void* to; const void* from; };
+struct Copies {  // of a thread
+  std::vector<Copy> asked;
+  std::vector<size_t> ends;  // of groups, in `asked`
+  size_t done = 0;           // of `asked`
+  void until(size_t end) {
+    for (; done < end; done++) memcpy(asked[done].to, asked[done].from, 16);
+    if (done == asked.size()) asked.clear(), ends.clear(), done = 0;
+  }
+};
+static std::vector<Copies> copies;
+
+static void copy_ahead(void* to, const void* from) {
+  if ((uintptr_t)to & 16) memcpy(to, from, 16);  // as soon as can be, and as late
+  else copies[threadIdx.x].asked.push_back({to, from});
+}
+static void close_copies() { copies[threadIdx.x].ends.push_back(copies[threadIdx.x].asked.size()); }
+static void wait_for_copies(size_t newest) {  // of all groups but these
+  Copies& mine = copies[threadIdx.x];
+  if (mine.ends.size() > newest) mine.until(mine.ends[mine.ends.size() - 1 - newest]);
+}
+static void wait_for_all_copies() { copies[threadIdx.x].until(copies[threadIdx.x].asked.size()); }
+
 // ldmatrix: lane 8 i + r gives where row r of matrix i begins, and gets numbers 2 t, 2 t + 1 of row g of each.
 static std::vector<const void*> beginnings;
 static void matrices_of_warp(uint32_t* result, const void* row) {
@@ -219,6 +245,7 @@ static void matrices_of_warp(uint32_t* result, const void* row) {
 static void run_block(int threads) {
   fibers.assign(threads, Fiber());
   of_block = Barrier(), of_warp.assign(threads / 32, Barrier()), exchanged.assign(threads, 0), offered.resize(threads), beginnings.resize(threads);
+  copies.assign(threads, Copies());
   alive = threads;
   for (int i = 0; i < threads; i++) {
     Fiber& fiber = fibers[i];

@@ -43,6 +43,10 @@ REPLACED = {
     r"(float log2_of\(float x\)) \{.*?\}\n": r"\1 { return log2f(x); }\n",
     r"(float inverse_of\(float x\)) \{.*?\}\n": r"\1 { return 1.f / x; }\n",
     r"(float inverse_root\(float x\)) \{.*?\}\n": r"\1 { return 1.f / sqrtf(x); }\n",
+    r"(void copy16\(void\* shared, const void\* global\)) \{.*?\n\}": r"\1 { copy_ahead(shared, global); }",
+    r"(void commit\(\)) \{.*?\n\}": r"\1 { close_copies(); }",
+    r"(void wait_but\(\)) \{[^\n]*\n.*?\n\}": r"\1 { wait_for_copies(NEWEST); }",
+    r"(void wait_all\(\)) \{.*?\n\}": r"\1 { wait_for_all_copies(); }",
     r"(u32x4 matrices\(const u16\* row\)) \{.*?\n\}": r"\1 "
     r"{ u32x4 v; matrices_of_warp(&v.x, row); return v; }",
     r"(u32 load1\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32*)from; }",

@@ -31,17 +31,15 @@ FOREST = [-1, 0, -2, -1, 2, 4, 3, 6, 5, 5, 8, -1, 11, 12, 13, 14, 0, 16]
 ROUNDED = 1e-3
 
 
+def build(folder, rows):
+    """The kernel of this size."""
+    defines = delta_trees.defines_of(rows, worlds.KH)
+    return simt.build(folder, "delta_tree", "delta_tree", defines, "Held held;", (delta_trees.FRONT,))
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The kernel of each size."""
-
-    @cache
-    def build(rows):
-        folder = tmp_path_factory.mktemp("tree")
-        defines = delta_trees.defines_of(rows, worlds.KH)
-        return simt.build(folder, "delta_tree", "delta_tree", defines, "Held held;", (delta_trees.FRONT,))
-
-    return build
+    return cache(lambda rows: build(tmp_path_factory.mktemp("tree"), rows))
 
 
 def run(built, size, *rows):
