@@ -1,8 +1,8 @@
 """A whole model on one CUDA device: correctness, prompt and answer speed, and where the time of a step goes.
 
     python benchmarks/triton/decode.py [--model qwen3.5-27b:q4_k_m ...] [--depths 0,4096] [--rows 1,16,24]
-                                       [--held 16,24] [--prefill 2048] [--check] [--profile]
-                                       [--deterministic] [--set NAME=VALUE ...]
+                                       [--held 16,24] [--sampled top-p,xtc] [--prefill 2048] [--check]
+                                       [--profile] [--deterministic] [--set NAME=VALUE ...]
 
 Weights are random, in the exact sizes of the model (`luce_core.synth`), written to --folder and kept
 there. --check: logits and greedy tokens of Qwen3.5-0.8B in Q8_0, and of a small mixture,
@@ -10,7 +10,9 @@ beside the f32 reference ops on the same device; texts of graphs, greedy and sam
 calls, also behind texts that ended by themselves. --deterministic: all figures under that option; with
 --check, the bits of prompts, trees and answers in any company. `engine` figures are those of `LuceEngine`
 stepped without a pause: scheduling, sampling and events included. `device` is one replay of the step's CUDA
-graph, by the device's own clock. --set: such as `triton.graph_steps=4 cache_type_k=q8_0 ctx_size=40000`.
+graph, by the device's own clock. --sampled: which ways to sample are compiled and timed beside
+greedy answers: all unless it is given, none if it is empty. --set: such as
+`triton.graph_steps=4 cache_type_k=q8_0 ctx_size=40000`.
 """
 
 from __future__ import annotations
@@ -368,6 +370,16 @@ def of(name: str) -> dict[str, str]:
     return {"model": geometry, "quant": quant}
 
 
+def ways_to_sample(text: str) -> list[str]:
+    """Names of SAMPLED, comma separated."""
+    names = text.split(",") if text else []
+    if unknown := [name for name in names if name not in SAMPLED]:
+        raise argparse.ArgumentTypeError(
+            f"got {', '.join(map(repr, unknown))}, wanted some of {', '.join(SAMPLED)}"
+        )
+    return names
+
+
 def chosen(given: argparse.Namespace) -> dict[str, Any]:
     return dict(one.partition("=")[::2] for one in given.set)
 
@@ -387,8 +399,8 @@ def measure(kept: record.Record, path: Path, name: str, given: argparse.Namespac
         took = bench.decode_s(depth, 1)
         line = f"depth {depth}, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s"
         kept.say(line, "engine, one sequence", **about, context=depth, batch=1, seconds_per_step=took)
-    for kind, params in SAMPLED.items():
-        took, mean = bench.steps_s(0, 1, params)
+    for kind in given.sampled:
+        took, mean = bench.steps_s(0, 1, SAMPLED[kind])
         line = f"sampled with {kind}, engine: {took * 1e3:.3f} ms a token, {1 / took:.1f} tokens/s"
         line += f"; {mean * 1e3:.3f} ms in the mean"
         found = {"seconds_per_step": took, "mean_seconds_per_step": mean}
@@ -455,6 +467,13 @@ def main() -> None:
     parser.add_argument("--depths", default="0,4096")
     parser.add_argument("--rows", default="1,16,24")
     parser.add_argument("--held", default="16,24", help="rows of one sequence that are verified at once")
+    parser.add_argument(
+        "--sampled",
+        type=ways_to_sample,
+        default=list(SAMPLED),
+        metavar=",".join(SAMPLED),
+        help="none if empty",
+    )
     parser.add_argument("--prefill", type=int, default=2048, help="0 leaves it out")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "luce-models")
     parser.add_argument("--check", action="store_true")
