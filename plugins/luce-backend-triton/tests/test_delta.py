@@ -81,8 +81,14 @@ WIDE = [-1, *(n // 2 if n % 3 else n for n in range(34))]
 """A tree of 35 rows: some paths short, some long."""
 
 
-@pytest.mark.parametrize("rows", [8, 17, 32])
+@pytest.mark.parametrize(
+    ("op", "rows"),
+    [(plain.CUDA, 8), (plain.CUDA, 17), (plain.CUDA, 32), (invariant, 17)],
+    indirect=["op"],
+    ids=["plain-8", "plain-17", "plain-32", "invariant-17"],
+)
 def test_a_tree_of_many_rows(device, rows):
+    """The plain one compiles a kernel of 16, 32 or 64 rows for it."""
     w = States(device, held=40)
     compare(w, w.batch("held", (1, 19, rows, {"parents": WIDE[:rows]})))
 
