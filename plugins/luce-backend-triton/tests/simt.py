@@ -105,8 +105,8 @@ def build(
     after: tuple[str, ...] = (),
 ) -> ctypes.CDLL:
     """A library with `launch(parameters, blocks, threads, shared bytes)`, and `launch_deep`, which takes
-    gridDim.z too. parameters: fields of a struct, in the order in which the function takes them. after:
-    sources in front.
+    gridDim.z too; compiled in this folder, unless it was before. parameters: fields of a struct, in the order
+    in which the function takes them. after: sources in front.
     """
     names = [part.split()[-1].lstrip("*") for part in parameters.split(";") if part.strip()]
     call = ", ".join(f"given->{one}" for one in names)
@@ -119,11 +119,17 @@ def build(
         'extern "C" void launch_deep(Given* it, int blocks, int threads, int shared_bytes, int deep) {\n'
     )
     source += "  given = it, body = call;\n  run_grid(blocks, threads, shared_bytes, deep);\n}\n"
-    unit, library = folder / f"{name}.cpp", folder / f"{name}.so"
-    unit.write_text(source)
-    flags = [f"-D{key}={value}" for key, value in defines.items()]
-    _compile(*FLAGS, "-shared", *flags, str(unit), "-o", str(library))
-    return ctypes.CDLL(str(library))
+    flags = tuple(f"-D{key}={value}" for key, value in defines.items())
+    if (source, flags) not in built:
+        unit, library = folder / f"{name}.cpp", folder / f"{name}.so"
+        unit.write_text(source)
+        _compile(*FLAGS, "-shared", *flags, str(unit), "-o", str(library))
+        built[source, flags] = ctypes.CDLL(str(library))
+    return built[source, flags]
+
+
+built: dict[tuple[str, tuple[str, ...]], ctypes.CDLL] = {}
+"""What was compiled in this process, by source and flags."""
 
 
 def fields(*of):
