@@ -280,7 +280,7 @@ template <class Of> __device__ __forceinline__ void each_sum(const Out& out, int
 // EMPTY is read again. So nobody counts arrivals, and a worker is done when its sums are on their way. Workers begin in order and
 // wait for those before them alone.
 #define EMPTY 0xffffffffu
-#define SLOT (SUMS / 4 * 32)  // float4 of a part
+#define SLOT (SUMS / 4 * 32)  // u32x4 of a part, four sums each
 #define PAUSE 300             // nanoseconds: those who still multiply need what reads L2 has room for
 
 __device__ __forceinline__ void store_slot(u32x4* to, u32x4 v) {
