@@ -90,6 +90,8 @@ def defines(fmt: RecordFormat, shape: Shape) -> dict[str, int]:
 OVERLAP = True
 """Whether launches begin beside the one before them, where the device can (compute capability 9.0)."""
 FUNCTIONS = {"gemv": "gemv", "mma": "mma_linear"}
+FRONTS = {"gemv": "", "mma": "sums.cuh"}
+"""Of csrc, what belongs in front of a kind's source."""
 
 
 class _Out(ctypes.Structure):
@@ -118,7 +120,8 @@ def inverse(divisor: int) -> int:
 @cache
 def kernel(device: int, name: str, variant: Shape) -> nvrtc.Kernel:
     """The kernel for one format and shape on one device, compiled and loaded once."""
-    return load(device, variant.kind, FUNCTIONS[variant.kind], defines(FORMATS[name], variant))
+    defined, kind = defines(FORMATS[name], variant), variant.kind
+    return load(device, kind, FUNCTIONS[kind], defined, FRONTS[kind])
 
 
 def load(

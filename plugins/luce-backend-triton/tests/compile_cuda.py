@@ -71,7 +71,8 @@ def variants(arch):
             found = shapes.choose(FORMATS[name], rows, TILES, BLOCKS, room)
             assert found is not None, (arch, name, rows)
             defined = few_rows.defines(FORMATS[name], found[0])
-            yield found[0].kind, (), f"{name} {rows}", defined
+            kind = found[0].kind
+            yield kind, tuple(few_rows.FRONTS[kind].split()), f"{name} {rows}", defined
             if rows == 1 and name in MAKING:
                 yield "gemv", (), f"{name} 1, x made ready", {**defined, "MAKES": 2}
         for source, rows, warps, stages in ("moe", 1, 8, 2), ("moe", 4, 8, 3), ("moe_down", 1, 6, 3):

@@ -172,7 +172,8 @@ def product(
     function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape)
     defined["IMMA"] = int(imma)
     front = FRONT.format("In" if made else "const u8*")
-    library = build(folder, shape.kind, function, defined, front + CUT[shape.kind])
+    after = tuple(few_rows.FRONTS[shape.kind].split())
+    library = build(folder, shape.kind, function, defined, front + CUT[shape.kind], after)
     shared = shape.shared_bytes(fmt, tiles, across, grid)
     library.launch_deep(ctypes.byref(it), workers, 32 * shape.warps, shared, passes)
     assert (sums.view(torch.int32) == -1).all()  # as the next launch wants them

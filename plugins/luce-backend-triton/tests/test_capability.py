@@ -132,7 +132,8 @@ def test_cuda_is_compiled_as_for_the_older_card_and_left_to_the_driver():
     from luce_backend_triton.few_rows import Shape
     from luce_backend_triton.formats import FORMATS
 
-    source = "".join((nvrtc.SOURCES / part).read_text() for part in ("common.cuh", "mma.cu"))
+    parts = nvrtc.parts(few_rows.FRONTS["mma"], "mma")
+    source = "".join((nvrtc.SOURCES / part).read_text() for part in parts)
     defined = few_rows.defines(FORMATS["Q4_K"], Shape("mma", 8, 1, 4, 2))
     shown = {arch: nvrtc.compile_cuda(source, "mma", arch, defined) for arch in ("compute_75", "compute_80")}
     assert [b".target sm_75" in shown["compute_75"], b".target sm_80" in shown["compute_80"]] == [True, True]
