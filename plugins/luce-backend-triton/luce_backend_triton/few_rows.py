@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luce_backend_triton import capability, nvrtc
 from luce_backend_triton.formats import FORMATS, FP4_VALUES, RECORD_COLS, SCALE_KINDS, RecordFormat
-from luce_backend_triton.given import Given, in_of
+from luce_backend_triton.given import ACT_CODES, Given, in_of
 
 GEMV_ROWS = 2
 """Most rows of x for the integer kernel; more are quicker on tensor cores (LOG.md 2026-11-29)."""
@@ -24,7 +24,7 @@ GEMV_PASS = 4
 MMA_ROWS = 32
 """Most rows of x in one pass over the weights; more make more passes."""
 X_BYTES = 576
-X_FACTOR = 544
+X_FACTOR, X_SQUARES = 544, 548
 """csrc/common.cuh."""
 
 Kind = Literal["gemv", "mma"]
@@ -45,6 +45,8 @@ class Shape:
     """Thread blocks a multiprocessor is to hold, in registers."""
     makes: int = 0
     """gemv: blocks of 256 columns of one row that a warp makes ready; 0: x comes ready."""
+    act: str = ""
+    """mma: W is gate's rows, then up's, and what comes out is act(gate) · up made ready."""
 
     def ring_bytes(self, fmt: RecordFormat) -> int:
         """Records on their way, of one thread block."""
@@ -84,6 +86,7 @@ def defines(fmt: RecordFormat, shape: Shape) -> dict[str, int]:
         "STAGES": shape.stages,
         "RESIDENT": shape.resident,
         "MAKES": shape.makes,
+        "ACT": ACT_CODES[shape.act],
     }
 
 
@@ -169,7 +172,7 @@ STEPS = 127 * 256.0
 def _halves(x: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     power = torch.where(top > 0, torch.exp2(torch.ceil(torch.log2(top))), 1.0) / TOP
     scaled = (x / power[..., None]).to(torch.float16)
-    sums = scaled.unflatten(-1, (8, 32)).float().sum(-1).to(torch.float16)
+    sums = (scaled.unflatten(-1, (8, 32)).float().sum(-1) / 32).to(torch.float16)
     shares = scaled.new_tensor([1, 1 / 16])[:, None, None]  # of codes that lie four bits up
     ordered = (scaled.unflatten(-1, (8, 2, 4, 4)) * shares).transpose(-3, -2).flatten(-4)
     return ordered, sums, power[..., None]
@@ -302,7 +305,9 @@ def launch(
     """y f32[m, rows] (any row stride) = x Wᵀ · scale + bias + residual, by `grid` thread blocks.
 
     x: as `prepare` makes it, or x or norm(x), which the kernel makes so itself (`Shape.makes`). beside: not
-    alone where the launch before or behind is another product of x.
+    alone where the launch before or behind is another product of x. With `shape.act`: rows of gate and of up
+    each; x as csrc/ready.cu makes norm(x); y u8[m, blocks, X_BYTES], a view of [blocks, m, X_BYTES] like x;
+    scale f32[blocks], as `matrix.Part.most`.
     """
     (tiles, blocks, _), device, m = records.shape, records.device, y.shape[0]
     passes = -(-m // shape.x_rows)

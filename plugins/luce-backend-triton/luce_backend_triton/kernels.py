@@ -140,7 +140,7 @@ def prepare(
         factor = power_of_two(tl.max(tl.abs(v), 1)[:, None]) / 512
         h = (v / factor).to(tl.float16)
         full = h.to(tl.float32)
-        sums = tl.sum(tl.reshape(full, (PER, 8, 32)), 2)
+        sums = tl.sum(tl.reshape(full, (PER, 8, 32)), 2) * 0.03125
         share = tl.where(p % 8 // 4 == 0, 1.0, 0.0625)  # of codes that lie four bits up
         tl.store(out16 + at * 288 + p, (full * share).to(tl.float16), mask=here)
         tl.store(out16 + at * 288 + 256 + tl.arange(0, 8)[None, :], sums.to(tl.float16), mask=here)
@@ -289,6 +289,30 @@ def dequantize(
     column = block * 256 + tl.arange(0, 256)
     to = out + place[:, None].to(tl.int64) * ldo + column[None, :]
     tl.store(to, value.to(out.dtype.element_ty), mask=(place < count)[:, None] & (column < cols)[None, :])
+
+
+@triton.jit(do_not_specialize=["n"])
+def most_of_pairs(
+    records, halves, table, out, n, blocks,
+    ROWS: tl.constexpr, RECORD: tl.constexpr, CODES: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr,
+    ZERO: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """Of every row a of W's first n and b, n below, the largest |a x| |b x| where |x| is 1 -> out f32[n].
+
+    That is the largest eigenvalue of (a bᵀ + b aᵀ) / 2, (|a| |b| + |a b|) / 2.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    place = tl.minimum(row, n - 1)
+    aa = tl.zeros((ROWS,), tl.float32)
+    bb = tl.zeros((ROWS,), tl.float32)
+    ab = tl.zeros((ROWS,), tl.float32)
+    for block in range(blocks):
+        a = decode(records, halves, table, place, block, blocks, RECORD, CODES, BITS, TABLE, ZERO, SCALES)
+        b = decode(records, halves, table, place + n, block, blocks, RECORD, CODES, BITS, TABLE, ZERO, SCALES)
+        aa += tl.sum(a * a, 1)
+        bb += tl.sum(b * b, 1)
+        ab += tl.sum(a * b, 1)
+    tl.store(out + row, (tl.sqrt(aa) * tl.sqrt(bb) + tl.abs(ab)) * 0.5, mask=row < n)
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -84,6 +84,10 @@ class Part:
     matrix: Matrix | Dense
     members: tuple[Linear, ...]
     bias: Tensor | None
+    most: Tensor | None = None
+    """f32[rows of the first / 256], where the two members may be gate and up whose product csrc/mma.cu makes
+    ready: of 256 rows, the most that |gate n| |up n| is per |n|².
+    """
 
 
 @frozen(eq=False)

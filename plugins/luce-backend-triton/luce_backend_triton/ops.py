@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luce_backend_triton import measure, product
+from luce_backend_triton import gated, measure, product
 from luce_backend_triton.few_floats import Behind
 from luce_backend_triton.few_rows import ALONE, Beside
 from luce_backend_triton.matrix import Dense, Group, Matrix, pack_matrix, pack_members
@@ -21,6 +21,9 @@ from luce_core.ops import coarse
 
 class Layer:
     """The ops of one layer. cuda: few rows go through CUDA C++."""
+
+    gates = True
+    """Whether the product that gives gate and up may make act(gate) · up."""
 
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
@@ -34,7 +37,8 @@ class Layer:
 
     def pack_group(self, ops: Any, members: tuple[Linear, ...]) -> Group | None:
         """One launch for neighbours of one format."""
-        return pack_members(members)
+        group = pack_members(members)
+        return gated.bounded(group) if group is not None and self.gates else group
 
     def table_rows(self, ops: Any, table: Linear, ids: Tensor) -> Tensor:
         """Rows `ids` i32[...] of the matrix, times its scale -> f32[..., in]."""
@@ -127,7 +131,12 @@ class Layer:
         """(residual + post(down(act(gate n) · up n))) · scale, n = norm(x) -> [T, E]."""
         if act not in ACTS:
             return coarse.gated_mlp(ops, x, norm, gate_up, down, residual, post, act, clamp, scale)
-        gate, up = self._all(ops, _rows(x, norm), gate_up)
+        rows = _rows(x, norm)
+        if clamp is None and self.gates and isinstance(gate_up.packed, Group):
+            made = gated.made(gate_up.packed.parts[0], rows, act, down.packed, self.cuda)
+            if made is not None:
+                return self._out(ops, made, down, residual, post, scale)
+        gate, up = self._all(ops, rows, gate_up)
         if gate.stride() != up.stride():
             gate, up = gate.contiguous(), up.contiguous()
         return self._out(ops, Rows(gate, None, up, act, clamp), down, residual, post, scale)

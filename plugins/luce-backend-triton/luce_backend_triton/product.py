@@ -52,6 +52,8 @@ class Rows:
     up: Tensor | None = None
     act: str = ""
     clamp: Clamp | None = None
+    squares: bool = False
+    """Whether what `few("mma")` gave has Σ of a row's squares too: of norm(x), from csrc/ready.cu."""
     _few: dict[Kind, Tensor] = field(factory=dict)
     _dense: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor]] = field(factory=dict)
 
@@ -68,6 +70,11 @@ class Rows:
         }
         limit = self.clamp.limit if self.clamp else 0.0
         return (x, up, weight), self.norm.eps if self.norm else 0.0, limit, constants
+
+    @classmethod
+    def ready(cls, kind: Kind, made: Tensor, k: int) -> Rows:
+        """Of what another launch makes as `few` gives it, u8[blocks, m, X_BYTES]: x itself is nowhere."""
+        return cls(torch.empty(made.shape[1], k, device="meta"), few={kind: made})
 
     def part(self, first: int, count: int) -> Rows:
         """Rows first .. first + count of this input, fewer at its end."""
@@ -100,6 +107,7 @@ class Rows:
             out = self.room(kind)
             given = self.given() if kind == "mma" and x.is_cuda else None
             if given is not None and ready.launch(given, out):
+                self.squares = self.norm is not None
                 return out
             views = (out.view(torch.float16), out.view(torch.float32), out.view(torch.int8))
             overlap = x.is_cuda and overlaps(x.device)
@@ -127,7 +135,7 @@ class Rows:
         return self._dense[dtype, align]
 
 
-def _few(matrix: Matrix, m: int, cuda: bool) -> tuple[Shape, int] | None:
+def few_of(matrix: Matrix, m: int, cuda: bool) -> tuple[Shape, int] | None:
     """The kernel of CUDA C++ for m rows of x, and its thread blocks."""
     device = matrix.records.device
     room = shapes.room_of(device.index or 0) if cuda and device.type == "cuda" else None
@@ -140,7 +148,7 @@ def beside(matrices: Sequence[Matrix | Dense], rows: Rows, cuda: bool) -> list[B
     """How the products of one x lie beside each other, when launched in this order."""
     m, kinds = rows.x.shape[0], []
     for matrix in matrices:
-        found = _few(matrix, m, cuda) if isinstance(matrix, Matrix) else None
+        found = few_of(matrix, m, cuda) if isinstance(matrix, Matrix) else None
         kinds.append(None if found is None else found[0].kind)
     found_places: list[Beside] = []
     for at, kind in enumerate(kinds):
@@ -157,7 +165,7 @@ def product(
     m = rows.x.shape[0]
     device = matrix.records.device
     scale, bias, residual = behind.scale, behind.bias, behind.residual
-    found = _few(matrix, m, cuda)
+    found = few_of(matrix, m, cuda)
     if found is not None:
         shape, grid = found
         given = _unready(shape, matrix, rows)
@@ -221,6 +229,17 @@ def dense_rows(matrix: Matrix, first: int, count: int, out: Tensor) -> None:
         *matrix.views(), out, out, count, first, out.shape[1], matrix.blocks, out.stride(0),
         IDS=False, ROWS=16, num_warps=4, **matrix.constants(),
     )  # fmt: skip
+
+
+def most_of_pairs(matrix: Matrix) -> Tensor:
+    """f32[rows / 2]: of each of gate's rows and up's beside it, the most that |gate n| |up n| is per |n|²."""
+    count = matrix.rows // 2
+    out = torch.empty(count, device=matrix.records.device)
+    with torch.cuda.device_of(out):
+        kernels.most_of_pairs[(-(-count // 16),)](
+            *matrix.views(), out, count, matrix.blocks, ROWS=16, num_warps=4, **matrix.constants()
+        )
+    return out
 
 
 def table_rows(matrix: Matrix, ids: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Cut:
 
     @property
     def shared_bytes(self) -> int:
-        return 4 * self.warps if self.norm else 0
+        return 8 * self.warps if self.norm else 0
 
 
 def cut(blocks: int, norm: bool, act: str) -> Cut | None:
@@ -56,8 +56,9 @@ def _loaded(device: int, defines: tuple[tuple[str, int], ...]) -> nvrtc.Kernel:
 
 
 def launch(given: Given, out: Tensor) -> bool:
-    """out u8[blocks, m, X_BYTES], as `few_rows.prepare` makes it but for the last bits. False: it cannot,
-    nothing was done. Which it is does not depend on the number of rows.
+    """out u8[blocks, m, X_BYTES], as `few_rows.prepare` makes it but for the last bits; of norm(x) with the
+    sum of a row's squares at X_SQUARES. False: it cannot, nothing was done. Which it is does not depend on
+    the number of rows.
     """
     blocks, m, _ = out.shape
     found = cut(blocks, given.weight is not None, given.act)

@@ -109,8 +109,8 @@ CUDA, PORTABLE = Checks(ops.CUDA), Checks(ops.PORTABLE)
 def products(
     layer: ops.Layer, device: str, names: Iterable[str], rows: Iterable[int]
 ) -> Iterator[KernelCheck]:
-    """A normed group with bias, its last member in another format, a product with residual and one of
-    silu(gate) · up, of every format; the worst of them.
+    """A normed group with bias, its last member in another format, a product with residual and those of
+    silu(gate) · up with bias and without, of every format; the worst of them.
     """
     names_of = ("pack_linear", "pack_group", "linear", "table_rows", "norm_linear", "linear_out", "gated_mlp")
     namespace = build_ops({name: getattr(layer, name) for name in names_of})
@@ -123,18 +123,24 @@ def products(
         norm = Norm(torch.rand(width, device=device) + 0.5, 1e-6)
         (gate, its), (up, theirs) = (matrix(namespace, name, 512, width, device, seed) for seed in (1, 2))
         down, back = matrix(namespace, name, 176, 512, device)
-        both = LinearGroup((gate, up), namespace.pack_group((gate, up)))
+        plain = (evolve(gate, bias=None), evolve(up, bias=None))
+        halves = [LinearGroup(both, namespace.pack_group(both)) for both in (plain, (gate, up))]
         for count in rows:
             x, residual = torch.randn(count, width, device=device), torch.randn(count, 176, device=device)
             normed = torch.nn.functional.rms_norm(x.double(), (width,), norm.weight.double(), norm.eps)
             got = namespace.norm_linear(x, norm, group)
             errors = [_error(y, normed @ exact.T + w.bias) for y, (w, exact) in zip(got, pairs, strict=True)]
             out, exact = pairs[0]
-            plain = namespace.linear_out(x, out, residual) - residual
-            errors.append(_error(plain, x.double() @ exact.T + out.bias))
-            inner = torch.nn.functional.silu(normed @ its.T + gate.bias) * (normed @ theirs.T + up.bias)
-            gated = namespace.gated_mlp(x, norm, both, down)
-            errors.append(_error(gated, inner @ back.T + down.bias))
+            behind = namespace.linear_out(x, out, residual) - residual
+            errors.append(_error(behind, x.double() @ exact.T + out.bias))
+            for both in halves:
+                g, u = (
+                    normed @ w.T + (0 if one.bias is None else one.bias)
+                    for w, one in zip((its, theirs), both.members, strict=True)
+                )
+                gated = namespace.gated_mlp(x, norm, both, down)
+                inner = torch.nn.functional.silu(g) * u
+                errors.append(_error(gated, inner @ back.T + down.bias))
             allowed = 2**-7 if name == "BF16" else ROUNDED
             yield KernelCheck(f"{name}, {count} rows of x", max(errors), allowed, *_avoided(layer))
 

@@ -24,6 +24,7 @@ from luce_backend_triton import (
     delta_trees,
     few_floats,
     few_rows,
+    gated,
     moe,
     nvrtc,
     ready,
@@ -31,6 +32,7 @@ from luce_backend_triton import (
 )
 from luce_backend_triton.few_rows import Shape
 from luce_backend_triton.formats import FORMATS
+from luce_backend_triton.given import ACT_CODES
 from luce_backend_triton.shapes import Room
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -50,8 +52,8 @@ READ_FROM = "sm_75"
 FEW = {
     "sm_75": ("gemv Q5_K 2", "mma Q4_K 8", "moe Q6_K 1", "moe_down Q6_K 1", "dense BF16 1", "ready silu"),
     "sm_90": (
-        "gemv Q6_K 1", "mma Q4_K 32", "mma NVFP4 32", "moe Q4_K 1", "moe Q4_K 4", "moe_down Q4_K 1",
-        "dense F16 1", "ready norm", "delta_tree 32", "delta_one 16",
+        "gemv Q6_K 1", "mma Q4_K 32", "mma Q4_K 16 silu", "mma NVFP4 32", "moe Q4_K 1", "moe Q4_K 4",
+        "moe_down Q4_K 1", "dense F16 1", "ready norm", "delta_tree 32", "delta_one 16",
     ),
     "sm_120": ("gemv MXFP4 1", "gemv NVFP4 2", "mma IQ4_XS 16"),
 }  # fmt: skip
@@ -73,6 +75,14 @@ def variants(arch):
             defined = few_rows.defines(FORMATS[name], found[0])
             kind = found[0].kind
             yield kind, tuple(few_rows.FRONTS[kind].split()), f"{name} {rows}", defined
+            if kind == "mma" and found[0].tiles == gated.TILES and name in MAKING:
+                for act in ("silu", "gelu"):
+                    yield (
+                        kind,
+                        (few_rows.FRONTS[kind],),
+                        f"{name} {rows} {act}",
+                        {**defined, "ACT": ACT_CODES[act]},
+                    )
             if rows == 1 and name in MAKING:
                 yield "gemv", (), f"{name} 1, x made ready", {**defined, "MAKES": 2}
         for source, rows, warps, stages in ("moe", 1, 8, 2), ("moe", 4, 8, 3), ("moe_down", 1, 6, 3):

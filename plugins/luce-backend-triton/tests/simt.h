@@ -88,7 +88,7 @@ struct Barrier {
   }
 };
 static Barrier of_block;
-static std::vector<Barrier> of_warp;
+static std::vector<Barrier> of_warp, of_pair;
 static std::vector<uint32_t> exchanged;
 
 static void __syncthreads() { of_block.wait((int)fibers.size()); }
@@ -244,7 +244,7 @@ static void matrices_of_warp(uint32_t* result, const void* row) {
 
 static void run_block(int threads) {
   fibers.assign(threads, Fiber());
-  of_block = Barrier(), of_warp.assign(threads / 32, Barrier()), exchanged.assign(threads, 0), offered.resize(threads), beginnings.resize(threads);
+  of_block = Barrier(), of_warp.assign(threads / 32, Barrier()), of_pair = of_warp, exchanged.assign(threads, 0), offered.resize(threads), beginnings.resize(threads);
   copies.assign(threads, Copies());
   alive = threads;
   for (int i = 0; i < threads; i++) {

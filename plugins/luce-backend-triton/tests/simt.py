@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from luce_backend_triton import few_rows, formats, nvrtc
-from luce_backend_triton.given import Given, in_of
+from luce_backend_triton import few_rows, formats, nvrtc, ready
+from luce_backend_triton.given import Given, In, in_of
 from torch import Tensor
 
 GXX = shutil.which("g++")
@@ -38,7 +38,8 @@ REPLACED = {
     r"(float4 load4\(const float\* from\)) \{.*?\n\}": r"\1 { return *(const float4*)from; }",
     r"(void store_if\(u32 really, float\* to, float v\)) \{.*?\n\}": r"\1 { if (really) *to = v; }",
     r"(float2 load2\(const float\* from\)) \{.*?\n\}": r"\1 { return *(const float2*)from; }",
-    r"(u32 pack\(float low, float high\)) \{.*?\}\n": r"\1 { return pair_of_halves(low, high); }\n",
+    r"(u32 pack(?:_halves)?\(float low, float high\)) \{.*?\}\n": r"\1 "
+    r"{ return pair_of_halves(low, high); }\n",
     r"(float exp2_of\(float x\)) \{.*?\}\n": r"\1 { return exp2f(x); }\n",
     r"(float log2_of\(float x\)) \{.*?\}\n": r"\1 { return log2f(x); }\n",
     r"(float inverse_of\(float x\)) \{.*?\}\n": r"\1 { return 1.f / x; }\n",
@@ -63,6 +64,7 @@ REPLACED = {
     r"{ Four d = {}; mma_of_warp(d.of, {NEGATED, NEGATED, 0, 0}, b, 0, true); return d; }",
     r"(Four mma_zeros\(u32 b0, u32 b1\)) \{.*?\n\}": r"\1 "
     r"{ Four d = {}; mma_of_warp(d.of, {NEGATED, NEGATED, NEGATED, NEGATED}, b0, b1, true); return d; }",
+    r"(void meet\(int warp\)) \{.*?\}\n": r"\1 { of_pair[warp / 2].wait(64); }\n",
     r"(u32x4 load_slot\(const u32x4\* from\)) \{.*?\n\}": r"\1 { return arrived(*from); }",
     r"(void store_slot\(u32x4\* to, u32x4 v\)) \{.*?\n\}": r"\1 { *to = v; }",
     r"extern __shared__ __align__\(16\) (\w+) (\w+)\[\];": r"\1* \2 = (\1*)block_shared;",
@@ -152,11 +154,36 @@ def product(
     for every shape, since a library that is loaded stays. imma: gemv on tensor cores.
     """
     made = isinstance(x, Given)
-    (m, _), rows, fmt = (x.x if made else x).shape, data.shape[0], formats.FORMATS[name]
+    y = torch.full(((x.x if made else x).shape[0], data.shape[0]), torch.nan)
+    ready = x if made else few_rows.prepare(x, shape.kind).contiguous()
+    more = {"bias": bias, "residual": residual, "imma": imma}
+    launch(folder, name, packed(name, data), data.shape[0], ready, y, shape, grid, **more)
+    return y
+
+
+def gated(
+    folder: Path, name: str, data: np.ndarray, ready: Tensor, most: Tensor, shape: few_rows.Shape, grid: int
+) -> Tensor:
+    """act(gate) · up by csrc/mma.cu -> u8[blocks, m, X_BYTES]. data: gate's rows, then up's; ready: n."""
+    rows = data.shape[0] // 2
+    y = torch.full((formats.blocks_of(rows), ready.shape[1], few_rows.X_BYTES), 0xFF, dtype=torch.uint8)
+    launch(folder, name, packed(name, data), rows, ready, y.transpose(0, 1), shape, grid, scale=most)
+    return y
+
+
+def packed(name: str, data: np.ndarray) -> Tensor:
+    """Records."""
+    return formats.pack(name, torch.from_numpy(data)).contiguous()
+
+
+def launch(
+    folder: Path, name: str, records: Tensor, rows: int, x: Tensor | Given, y: Tensor, shape: few_rows.Shape,
+    grid: int, *, scale: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+    imma: bool = False, beside: few_rows.Beside = few_rows.ALONE,
+) -> None:  # fmt: skip
+    """As `few_rows.launch`."""
+    made, fmt, m = isinstance(x, Given), formats.FORMATS[name], y.shape[0]
     folder.mkdir(exist_ok=True, parents=True)
-    records = formats.pack(name, torch.from_numpy(data)).contiguous()
-    y = torch.full((m, rows), torch.nan)
-    ready = None if made else few_rows.prepare(x, shape.kind).contiguous()
     (tiles, across, _), passes = records.shape, -(-m // shape.x_rows)
     count = 0
     if shape.kind == "mma":
@@ -164,9 +191,10 @@ def product(
     else:
         workers, cut = few_rows.sizes(shape, tiles, across, grid)
     sums = few_rows.slots(count, y.device)
-    at = (bias.data_ptr(), residual.data_ptr(), y.data_ptr(), sums.data_ptr())
-    out = few_rows._Out(None, *at, m, rows, residual.stride(0), y.stride(0))
-    given = in_of(x) if ready is None else ctypes.c_void_p(ready.data_ptr())
+    behind = (None if extra is None else extra.data_ptr() for extra in (scale, bias, residual))
+    ldr = 0 if residual is None else residual.stride(0)
+    out = few_rows._Out(*behind, y.data_ptr(), sums.data_ptr(), m, rows, ldr, y.stride(0), beside.bits)
+    given = in_of(x) if made else ctypes.c_void_p(x.data_ptr())
     args = [ctypes.c_void_p(records.data_ptr()), given, out, *cut]
     it = fields(*((f"f{i}", type(arg)) for i, arg in enumerate(args)))(*args)
     function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape)
@@ -177,4 +205,30 @@ def product(
     shared = shape.shared_bytes(fmt, tiles, across, grid)
     library.launch_deep(ctypes.byref(it), workers, 32 * shape.warps, shared, passes)
     assert (sums.view(torch.int32) == -1).all()  # as the next launch wants them
-    return y
+
+
+READY = "In in; u8 *out; int m; int blocks;"
+ReadyGiven = fields(("in_", In), ("out", ctypes.c_void_p), ("m", ctypes.c_int), ("blocks", ctypes.c_int))
+
+
+def made_ready(folder, rows):
+    """u8[blocks, m, X_BYTES] by csrc/ready.cu."""
+    (m, cols), norm = rows.x.shape, rows.weight is not None
+    blocks = formats.blocks_of(cols)
+    cut = ready.cut(blocks, norm, rows.act)
+    folder.mkdir(exist_ok=True)
+    library = build(folder, "ready", "ready", cut.defines(), READY)
+    out = torch.full((blocks, m, few_rows.X_BYTES), 0xFF, dtype=torch.uint8)
+    it = ReadyGiven(in_of(rows), out.data_ptr(), m, blocks)
+    library.launch_deep(ctypes.byref(it), m, 32 * cut.warps, cut.shared_bytes, cut.parts)
+    return out
+
+
+def float_at(of, place):
+    return of[..., place : place + 4].contiguous().view(torch.float32)
+
+
+def parts(of):
+    """x, in the order in which it lies there, and Σ x of groups."""
+    factor, halves = float_at(of, few_rows.X_FACTOR), of[..., :528].contiguous().view(torch.float16).float()
+    return factor * halves[..., :256], 32 * factor * halves[..., 256:]

@@ -15,7 +15,6 @@ from luce_backend_triton import (
     moe,
     moe_args,
     product,
-    ready,
     route,
     shapes,
 )  # fmt: skip
@@ -111,17 +110,11 @@ def test_who_has_what_of_mma(tmp_path, blocks, dequantized, grid, workers, parts
     close(simt.product(tmp_path, "Q4_K", data, x, shape, grid, *more), want, 2e-3)
 
 
-READY = "In in; u8 *out; int m; int blocks;"
-ReadyGiven = simt.fields(
-    ("in_", given.In), ("out", ctypes.c_void_p), ("m", ctypes.c_int), ("blocks", ctypes.c_int)
-)
-
-
 @pytest.mark.parametrize(
     ("cols", "kind"), [(1300, "norm"), (256, "norm"), (1300, "silu"), (1040, ""), (260, "gelu")]
 )
 def test_rows_made_ready_for_mma(tmp_path, cols, kind):
-    m, blocks = 3, -(-cols // 256)
+    m = 3
     x, up = torch.randn(m, 2 * cols).split(cols, 1)
     x[1] *= 1e-4
     x[2, 256:] = 0
@@ -131,22 +124,14 @@ def test_rows_made_ready_for_mma(tmp_path, cols, kind):
         rows, exact = given.Given(x, None, weight, 1e-6), F.rms_norm(x, (cols,), weight, 1e-6)
     elif kind:
         rows, exact = given.Given(x, up, act=kind), getattr(F, kind)(x) * up
-    cut = ready.cut(blocks, kind == "norm", rows.act)
-    library = simt.build(tmp_path, "ready", "ready", cut.defines(), READY)
-    out = torch.full((blocks, m, few_rows.X_BYTES), 0xFF, dtype=torch.uint8)
-    it = ReadyGiven(given.in_of(rows), out.data_ptr(), m, blocks)
-    library.launch_deep(ctypes.byref(it), m, 32 * cut.warps, cut.shared_bytes, cut.parts)
-    want = few_rows.prepare(exact, "mma")
-
-    def parts(of):
-        factor = of[..., few_rows.X_FACTOR :][..., :4].contiguous().view(torch.float32)
-        halves = of[..., :528].contiguous().view(torch.float16).float()
-        return factor * halves[..., :256], factor * halves[..., 256:]
-
-    (got, sums), (wanted, its) = parts(out), parts(want)
+    out = simt.made_ready(tmp_path, rows)
+    (got, sums), (wanted, its) = simt.parts(out), simt.parts(few_rows.prepare(exact, "mma"))
     top = wanted.abs().amax(-1, keepdim=True)
     assert ((got - wanted).abs() <= 2**-10 * top).all()
     assert ((sums - its).abs() <= 2**-7 * top).all()  # of 32
+    if kind == "norm":
+        squares = simt.float_at(out, few_rows.X_SQUARES)[..., 0]
+        torch.testing.assert_close(squares, exact.square().sum(1).expand_as(squares))
 
 
 def test_a_row_has_the_same_bits_in_passes_of_any_width(tmp_path, blocks):

@@ -1,6 +1,7 @@
 // What both kernels share; compiled in front of each, with these defined: BITS 4, 5, 6, 8; TABLE 0, 1 (IQ4),
 // 2 (FP4); ZERO; SCALES (place in formats.SCALE_KINDS); RECORD bytes; CODES bytes of them; X_ROWS (of x at a time);
-// TILES (row tiles of a warp); WARPS (of a block); STAGES (of the ring); RESIDENT (blocks of a multiprocessor).
+// TILES (row tiles of a warp); WARPS (of a block); STAGES (of the ring); RESIDENT (blocks of a multiprocessor);
+// ACT (as `activated` has it: mma.cu gives act(gate) · up made ready; 0: sums).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -10,6 +11,7 @@ struct __align__(8) u32x2 { u32 x, y; };
 
 #define X_BYTES 576                  // of 256 columns of a row of x; every other row begins 16 banks on
 #define X_FACTOR 544                 // where the factor of these columns lies
+#define X_SQUARES 548                // of norm(x) made ready for mma.cu: Σ x² of the whole row
 #define HAS_ADD (SCALES == 1 || SCALES == 2)
 #define BY_16 (SCALES == 3 || SCALES == 6)
 #define TWICE(h) ((u32)(h) * 0x00010001u)
@@ -32,6 +34,10 @@ __device__ __forceinline__ u32 high2(u32 a) { u32 r; asm("{.reg .b16 l, h; mov.b
 __device__ __forceinline__ void floats(u32 a, float& low, float& high) {
   asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(low), "=f"(high) : "r"(a));
 }
+__device__ __forceinline__ u32 pack_halves(float low, float high) { u32 r; asm("{.reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h};}" : "=r"(r) : "f"(low), "f"(high)); return r; }
+
+// The exponent of a power of two not below `top`, as the bits of an f32 have it.
+__device__ __forceinline__ u32 exponent_of(float top) { return max((__float_as_uint(top) + 0x7fffff) >> 23, 32u); }
 
 // --- tensor cores: d = c + a · b, of halves
 

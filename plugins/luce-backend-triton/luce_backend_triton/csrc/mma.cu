@@ -115,12 +115,13 @@ __device__ __forceinline__ void group_scales(const RowScales& s, int c, float (&
 }
 #endif
 
-// What is added to groups 2 t and 2 t + 1 of a row, as halves; times row_factors' `add` (SCALES 2).
+// What is added to groups 2 t and 2 t + 1 of a row, as halves; 32 times as much, for sums are given as a 32nd, and to be multiplied
+// with row_factors' `add` (SCALES 2).
 __device__ __forceinline__ u32 row_adds(const u8* at, int row, int t, Magic magic) {
 #if SCALES == 1
   return ((const u32*)(at + 256))[row * 4 + t];
 #elif SCALES == 2
-  return sub2(bytes01(((const u16*)(at + 64))[row * 8 + 4 + t], magic), TWICE(0x6400));
+  return fma2(bytes01(((const u16*)(at + 64))[row * 8 + 4 + t], magic), TWICE(0x5000), TWICE(0x6400 + 0x1400) ^ NEGATIVE);
 #else
   return 0;
 #endif
@@ -153,7 +154,7 @@ __device__ __forceinline__ void halves(u32 (&w)[4], u32 word, u32 more, u32 high
 #endif
 }
 
-// One record of each tile. x: this lane's row of each block of 8, from its t on; sums: its Σ x of groups 2 t, 2 t + 1;
+// One record of each tile. x: this lane's row of each block of 8, from its t on; sums: its Σ x / 32 of groups 2 t, 2 t + 1;
 // factor: of this lane's two columns of the product.
 __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u8* record, const u8* x, const u8* sums,
                                          const u8* factor, int lane, Magic magic) {
@@ -238,7 +239,7 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
       float minima[4];
       mma8(minima, zero, a0, a1, *(const u32*)(sums + n * 8 * X_BYTES));
 #elif HAS_ADD
-      mma8(acc[r][n], acc[r][n], a0, a1, *(const u32*)(sums + n * 8 * X_BYTES));
+      mma8(acc[r][n], acc[r][n], a0, a1, mul2(*(const u32*)(sums + n * 8 * X_BYTES), TWICE(0x5000)));
 #endif
 #pragma unroll
       for (int j = 0; j < 4; j++) {
@@ -264,9 +265,9 @@ __device__ __forceinline__ int worker_of(const Walk& walk, int unit) {
 
 // Grid: (workers, 1, blocks of X_ROWS rows of x). A worker is a thread block, an owner WARPS · TILES tiles, a unit a record of each
 // of them. x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, the second half of each 32 a
-// sixteenth, f16[8] Σ x of groups, and at X_FACTOR the
+// sixteenth, f16[8] a 32nd of groups' Σ x, and at X_FACTOR the
 // f32 that x is to be multiplied with; zero beyond W's columns. Rows of shared memory beyond x hold anything: what
-// comes of them is dropped. sums: slots [z][owner][warp][room].
+// comes of them is dropped. sums: slots [z][owner][warp][room]. ACT: W is gate's rows, then up's; what comes out is x again.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
 mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Walk walk, int tiles, int blocks, u32 by_blocks,
            int owners, int room) {
@@ -285,8 +286,14 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
   const u8* source[TILES];
   auto aim = [&](int owner, int block) {
 #pragma unroll
-    for (int r = 0; r < TILES; r++)
-      source[r] = records + ((size_t)min((owner * WARPS + warp) * TILES + r, tiles - 1) * blocks + block) * RECORD + lane * 16;
+    for (int r = 0; r < TILES; r++) {
+#if ACT
+      const int tile = min(owner * WARPS + warp, tiles / 2 - 1) + r * (tiles / 2);  // of gate, of up
+#else
+      const int tile = min((owner * WARPS + warp) * TILES + r, tiles - 1);
+#endif
+      source[r] = records + ((size_t)tile * blocks + block) * RECORD + lane * 16;
+    }
   };
   aim(owner, block);
   int who = owner, at = block, i = left, next = block;  // of what is multiplied next; and of what is asked for next
@@ -369,7 +376,11 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
     } else {
       break;
     }
+#if ACT  // `to` is where this warp's last records were: it asks for the next ones there when all warps have come
+    if (others >= 0) finish_gated(out, x, total, slots(who), others, who * WARPS + warp, first_row, to, TILES * RECORD);
+#else
     if (others >= 0) finish_sums(out, total, slots(who), others, (who * WARPS + warp) * TILES * 16 + g, first_row + 2 * t);
+#endif
     at = 0, who++;
 #pragma unroll
     for (int j = 0; j < SUMS; j++) (&total[0][0][0])[j] = 0.f;

@@ -2,11 +2,10 @@
 //
 // Defined besides: NORM; ACT, as `activated` has it, 0 none.
 // Grid: (rows, 1, parts of a row); of a norm one part, so that its thread block has the sum of the row's squares. A block of
-// columns does not wait for it: what a norm divides by goes into the factor that its products are multiplied with.
+// columns does not wait for it: what a norm divides by goes into the factor that its products are multiplied with. Beside
+// it lies Σ of squares behind the norm.
 //
 // instructions: LDG\.[.\w]*128 STG\.[.\w]*128
-
-__device__ __forceinline__ u32 pack(float low, float high) { u32 r; asm("{.reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h};}" : "=r"(r) : "f"(low), "f"(high)); return r; }
 
 // A warp's 256 columns, the largest 256 to 512 where it is not 0; what they are to be multiplied with then.
 __device__ __forceinline__ float make_halves(u8* to, const float (&v)[8], int lane) {
@@ -14,21 +13,21 @@ __device__ __forceinline__ float make_halves(u8* to, const float (&v)[8], int la
 #pragma unroll
   for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));
   top = __uint_as_float(most(__float_as_uint(top)));  // as numbers without a sign
-  const u32 exponent = top > 0.f ? max((__float_as_uint(top) + 0x7fffff) >> 23, 32u) : 127;  // of a power of two not below
-  const float steps = __uint_as_float((263 - exponent) << 23);                            // 512 / power
+  const u32 exponent = top > 0.f ? exponent_of(top) : 127;
+  const float steps = __uint_as_float((263 - exponent) << 23);  // 512 / power
   u32 word[4];
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float low, high;
-    word[i] = pack(v[2 * i] * steps, v[2 * i + 1] * steps);
+    word[i] = pack_halves(v[2 * i] * steps, v[2 * i + 1] * steps);
     floats(word[i], low, high);
     sum += low + high;
   }
   *(u32x4*)(to + lane * 16) = u32x4{word[0], word[1], mul2(word[2], 0x2c002c00), mul2(word[3], 0x2c002c00)};  // a sixteenth
   sum += __shfl_xor_sync(~0u, sum, 1);
   sum += __shfl_xor_sync(~0u, sum, 2);
-  if ((lane & 3) == 0) ((u16*)(to + 512))[lane >> 2] = (u16)pack(sum, 0.f);
+  if ((lane & 3) == 0) ((u16*)(to + 512))[lane >> 2] = (u16)pack_halves(sum * (1.f / 32), 0.f);
   return __uint_as_float((exponent - 9) << 23);
 }
 
@@ -49,14 +48,17 @@ ready(In in, u8* out, int m, int blocks) {
     if (ACT) columns_of(w[k], in.up + from, column(k), in.k);
   }
 #if NORM
-  extern __shared__ __align__(16) float squares_of[];
-  float squares = 0.f;
+  extern __shared__ __align__(16) float2 squares_of[];
+  float2 squares = {0.f, 0.f};  // of x, and times the norm's weight
+  auto add_up = [&]() {
+#pragma unroll
+    for (int i = 16; i; i >>= 1) squares.x += __shfl_xor_sync(~0u, squares.x, i), squares.y += __shfl_xor_sync(~0u, squares.y, i);
+  };
 #pragma unroll
   for (int k = 0; k < MAKES; k++)
 #pragma unroll
-    for (int i = 0; i < 8; i++) squares += v[k][i] * v[k][i], v[k][i] *= w[k][i];
-#pragma unroll
-  for (int i = 16; i; i >>= 1) squares += __shfl_xor_sync(~0u, squares, i);
+    for (int i = 0; i < 8; i++) squares.x += v[k][i] * v[k][i], v[k][i] *= w[k][i], squares.y += v[k][i] * v[k][i];
+  add_up();
   if (lane == 0) squares_of[warp] = squares;
 #elif ACT
 #pragma unroll
@@ -69,13 +71,17 @@ ready(In in, u8* out, int m, int blocks) {
     if (first + k * WARPS < blocks) factor[k] = make_halves(out + ((size_t)(first + k * WARPS) * m + row) * X_BYTES, v[k], lane);
 #if NORM
   __syncthreads();
-  squares = lane < WARPS ? squares_of[lane] : 0.f;
-#pragma unroll
-  for (int i = 16; i; i >>= 1) squares += __shfl_xor_sync(~0u, squares, i);
-  inverse = 1.f / sqrtf(squares / (float)in.k + in.eps);
+  squares = lane < WARPS ? squares_of[lane] : float2{0.f, 0.f};
+  add_up();
+  inverse = 1.f / sqrtf(squares.x / (float)in.k + in.eps);
 #endif
 #pragma unroll
   for (int k = 0; k < MAKES; k++)
-    if (lane == 0 && first + k * WARPS < blocks)
-      *(float*)(out + ((size_t)(first + k * WARPS) * m + row) * X_BYTES + X_FACTOR) = factor[k] * inverse;
+    if (lane == 0 && first + k * WARPS < blocks) {
+      u8* to = out + ((size_t)(first + k * WARPS) * m + row) * X_BYTES;
+      *(float*)(to + X_FACTOR) = factor[k] * inverse;
+#if NORM
+      *(float*)(to + X_SQUARES) = squares.y * inverse * inverse;
+#endif
+    }
 }

@@ -21,6 +21,8 @@ from luce_core.contracts import Norm
 class Layer(plain.Layer):
     """The ops of one layer. cuda: packed weights are multiplied by CUDA C++."""
 
+    gates = False
+
     def _product(
         self, ops: Any, rows: Rows, packed: Matrix | Dense, behind: Behind, beside: Beside = ALONE
     ) -> Tensor:
