@@ -12,9 +12,9 @@ import torch
 import triton
 from torch import Tensor
 
+from luce_backend_triton import bounds, delta_one, delta_trees
 from luce_backend_triton import delta_chunks as chunks
 from luce_backend_triton import delta_kernels as kernels
-from luce_backend_triton import delta_one, delta_trees
 from luce_backend_triton.attention import overlaps, room_of
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import DeltaSpec, ForwardBatch, SlotState
@@ -106,7 +106,7 @@ class Delta:
         if not qkv.shape[0]:
             return out
         if b.phase == "held":
-            _held(b, given, out, conv, state, spec, self.cuda)
+            _held(b, given, out, conv, state, spec, self.cuda, bounds.known(z))
         else:
             _prompt(b, given, out, conv, state, spec)
         return out
@@ -134,9 +134,11 @@ def _precise(device: torch.device) -> tuple[str, str]:
 
 def _held(
     b: ForwardBatch, given: list[Tensor], out: Tensor, conv: SlotState, state: SlotState, spec: DeltaSpec,
-    cuda: bool,
+    cuda: bool, known: bounds.Known | None,
 ) -> None:  # fmt: skip
-    """Sequences of one row in one launch, those of more in others; each leaves the others alone."""
+    """Sequences of one row in one launch, those of more in others; each leaves the others alone. known: of
+    z.
+    """
     qkv, z, beta, decay = given
     rows, seqs = qkv.shape[0], b.slot.shape[0]
     (log_x,) = conv.log.values()
@@ -168,7 +170,7 @@ def _held(
     elif rows > 1:
         done, largest = 1, min(rows, most)
         if cuda:
-            done = delta_trees.launch(b, given, out, conv, state, spec, done, largest)
+            done = delta_trees.launch(b, given, out, conv, state, spec, done, largest, known)
         if done < largest:
             _held_trees(b, given, out, conv, state, spec, done)
 

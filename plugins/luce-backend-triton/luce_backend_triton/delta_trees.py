@@ -8,8 +8,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from luce_backend_triton import few_rows, nvrtc
+from luce_backend_triton import bounds, few_rows, nvrtc
 from luce_backend_triton.attention import room_of
+from luce_backend_triton.bounds import Known, Room
 from luce_backend_triton.shapes import BLOCK_RESERVE
 from luce_core.contracts import DeltaSpec, ForwardBatch, SlotState
 
@@ -43,6 +44,8 @@ class _Held(ctypes.Structure):
             for name in ("ldqkv", "ldz", "ldbeta", "lddecay", "words", "most", "above")
         ),
         *((name, ctypes.c_float) for name in ("unit_eps", "norm_eps", "q_scale")),
+        ("made_rows", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in ("made", "factors")),
     )  # fmt: skip
 
 
@@ -63,9 +66,9 @@ def shared_bytes(rows: int) -> int:
 
 def arguments(
     b: ForwardBatch, given: list[Tensor], out: Tensor, conv: SlotState, state: SlotState,
-    spec: DeltaSpec, above: int,
+    spec: DeltaSpec, above: int, room: Room | None = None,
 ) -> _Held:  # fmt: skip
-    """given: qkv, z, beta and decay, as `readable` wants them."""
+    """given: qkv, z, beta and decay, as `readable` wants them. room: of `out`, of trees alone."""
     (log_x,) = conv.log.values()
     log = state.log
     tensors = (
@@ -73,7 +76,9 @@ def arguments(
         spec.norm.weight, spec.a, spec.dt_bias, b.parent, b.sees, b.query_start, b.slot,
     )  # fmt: skip
     sizes = (*(x.stride(0) for x in given), b.sees.shape[1], log_x.shape[1], above)
-    return _Held(*(x.data_ptr() for x in tensors), *sizes, spec.eps, spec.norm.eps, spec.key_dim**-0.5)
+    ready = (room.ready.shape[1], room.ready.data_ptr(), room.factors.data_ptr()) if room else (0, None, None)
+    scalars = (spec.eps, spec.norm.eps, spec.key_dim**-0.5)
+    return _Held(*(x.data_ptr() for x in tensors), *sizes, *scalars, *ready)
 
 
 def readable(given: list[Tensor], conv: SlotState, state: SlotState, spec: DeltaSpec) -> bool:
@@ -105,10 +110,11 @@ def _loaded(device: int, rows: int, key_heads: int) -> nvrtc.Kernel:
 
 def launch(
     b: ForwardBatch, given: list[Tensor], out: Tensor, conv: SlotState, state: SlotState, spec: DeltaSpec,
-    above: int, rows: int,
+    above: int, rows: int, known: Known | None = None,
 ) -> int:  # fmt: skip
     """All sequences of more than `above` rows and at most as many as this returns; no sequence has more than
-    `rows`. `above` where the kernel cannot: nothing was done.
+    `rows`. `above` where the kernel cannot: nothing was done. known: of z. By it `out` is left ready too,
+    where all its rows are those of one tree.
     """
     device = out.device
     fitting = sizes(device) if readable(given, conv, state, spec) else ()
@@ -117,9 +123,19 @@ def launch(
     size = next((one for one in fitting if one >= rows), fitting[-1])
     if b.slot.shape[0] == 1 and rows > size:
         return above
-    tree = arguments(b, given, out, conv, state, spec, above)
+    room = room_of_out(b, out, spec, known)
+    tree = arguments(b, given, out, conv, state, spec, above, room)
     stream = torch.cuda.current_stream(device).cuda_stream
     grid = spec.value_heads, 1, b.slot.shape[0]
     kernel = _loaded(device.index or 0, size, spec.key_heads)
     kernel.launch(grid, 32 * WARPS, shared_bytes(size), stream, [tree])
+    if room is not None:
+        room.leave(out)
     return size
+
+
+def room_of_out(b: ForwardBatch, out: Tensor, spec: DeltaSpec, known: Known | None) -> Room | None:
+    """For norm(o) · silu(z): no more than the norm leaves of a head, times z."""
+    if known is None or b.slot.shape[0] > 1 or b.padded:
+        return None
+    return bounds.room(*out.shape, lambda: known.factors(spec.norm.weight))

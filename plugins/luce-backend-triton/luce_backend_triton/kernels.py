@@ -315,6 +315,22 @@ def most_of_pairs(
     tl.store(out + row, (tl.sqrt(aa) * tl.sqrt(bb) + tl.abs(ab)) * 0.5, mask=row < n)
 
 
+@triton.jit(do_not_specialize=["n"])
+def lengths(
+    records, halves, table, out, n, blocks,
+    ROWS: tl.constexpr, RECORD: tl.constexpr, CODES: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr,
+    ZERO: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """Of every row of W, the root of its sum of squares -> out f32[n]."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    place = tl.minimum(row, n - 1)
+    total = tl.zeros((ROWS,), tl.float32)
+    for block in range(blocks):
+        w = decode(records, halves, table, place, block, blocks, RECORD, CODES, BITS, TABLE, ZERO, SCALES)
+        total += tl.sum(w * w, 1)
+    tl.store(out + row, tl.sqrt(total), mask=row < n)
+
+
 @triton.jit(do_not_specialize=["m"])
 def linear(
     x, factors, records, halves, table, y, scale, bias, residual, m, n, blocks, ldr, ldy,

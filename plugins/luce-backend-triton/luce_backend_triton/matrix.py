@@ -88,6 +88,8 @@ class Part:
     """f32[rows of the first / 256], where the two members may be gate and up whose product csrc/mma.cu makes
     ready: of 256 rows, the most that |gate n| |up n| is per |n|².
     """
+    bounds: Any = None
+    """`bounds.Bounds`, where what members give may have any."""
 
 
 @frozen(eq=False)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luce_backend_triton import gated, measure, product
+from luce_backend_triton import bounds, gated, measure, product
 from luce_backend_triton.few_floats import Behind
 from luce_backend_triton.few_rows import ALONE, Beside
 from luce_backend_triton.matrix import Dense, Group, Matrix, pack_matrix, pack_members
@@ -23,7 +23,7 @@ class Layer:
     """The ops of one layer. cuda: few rows go through CUDA C++."""
 
     gates = True
-    """Whether the product that gives gate and up may make act(gate) · up."""
+    """Whether rows may be made ready by what gives them: act(gate) · up by the product that gives both."""
 
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
@@ -38,7 +38,10 @@ class Layer:
     def pack_group(self, ops: Any, members: tuple[Linear, ...]) -> Group | None:
         """One launch for neighbours of one format."""
         group = pack_members(members)
-        return gated.bounded(group) if group is not None and self.gates else group
+        if group is None or not self.gates:
+            return group
+        group = gated.bounded(group)
+        return bounds.bounded(group) if self.cuda else group
 
     def table_rows(self, ops: Any, table: Linear, ids: Tensor) -> Tensor:
         """Rows `ids` i32[...] of the matrix, times its scale -> f32[..., in]."""
@@ -83,7 +86,10 @@ class Layer:
         places = product.beside([part.matrix for part in group.packed.parts], rows, self.cuda)
         for part, place in zip(group.packed.parts, places, strict=True):
             y = self._product(ops, rows, part.matrix, Behind(bias=part.bias), place)
-            found += y.split([member.out_features for member in part.members], 1)
+            outputs = y.split([member.out_features for member in part.members], 1)
+            if rows.norm is not None and bounds.few(len(y)):
+                bounds.note(outputs, part, rows.norm)
+            found += outputs
         return tuple(found)
 
     def norm_linear(self, ops: Any, x: Tensor, norm: Norm | None, w: LinearGroup) -> tuple[Tensor, ...]:
@@ -100,7 +106,8 @@ class Layer:
         scale: Any = 1.0,
     ) -> Tensor:
         """(residual + post(W y)) · scale -> [T, E]."""
-        return self._out(ops, _rows(y), w, residual, post, scale)
+        ready = bounds.ready_for(y, w.packed) if self.cuda and self.gates else {}
+        return self._out(ops, Rows(_flat(y), few=ready), w, residual, post, scale)
 
     def _out(
         self, ops: Any, rows: Rows, w: Linear, residual: Tensor | None, post: Norm | None, scale: Any

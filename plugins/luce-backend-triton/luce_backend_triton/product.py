@@ -242,6 +242,16 @@ def most_of_pairs(matrix: Matrix) -> Tensor:
     return out
 
 
+def lengths(matrix: Matrix) -> Tensor:
+    """f32[rows], of each row."""
+    out = torch.empty(matrix.rows, device=matrix.records.device)
+    with torch.cuda.device_of(out):
+        kernels.lengths[(-(-matrix.rows // 16),)](
+            *matrix.views(), out, matrix.rows, matrix.blocks, ROWS=16, num_warps=4, **matrix.constants()
+        )
+    return out
+
+
 def table_rows(matrix: Matrix, ids: Tensor) -> Tensor:
     """Rows `ids` i32[n] -> f32[n, cols]."""
     out = torch.empty(ids.numel(), matrix.cols, device=ids.device)

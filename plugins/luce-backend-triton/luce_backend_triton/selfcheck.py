@@ -12,7 +12,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from luce_backend_triton import attention, delta, moe, ops, picks, route, state
+from luce_backend_triton import attention, bounds, delta, delta_trees, gated, moe, ops, picks, route, state
 from luce_backend_triton.formats import BLOCKS, FORMATS
 from luce_core.contracts import (
     CODECS,
@@ -89,6 +89,7 @@ class Checks:
         """Everything that multiplies no packed weights."""
         torch.manual_seed(0)
         yield from sequences(device, attention.attention, delta.Delta(self.layer.cuda).delta)
+        yield from mixers(self.layer, device)
         yield from routes(device, route.route)
         yield from picking(device)
 
@@ -262,8 +263,8 @@ def _attention(namespace: Any, device: str, k_type: str = "", v_type: str = "") 
     return run
 
 
-def _delta(namespace: Any, device: str) -> Run:
-    rng = torch.Generator().manual_seed(2)
+def _delta_state(rng: torch.Generator, device: str, held: int) -> tuple[SlotState, SlotState, DeltaSpec]:
+    """Window, states and what a layer is, for so many held rows: two heads of 128, which share a key."""
     key_heads, heads, dim = 1, 2, 128
     channels = (2 * key_heads + heads) * dim
 
@@ -271,7 +272,7 @@ def _delta(namespace: Any, device: str) -> Run:
         return torch.randn(shape, generator=rng).to(device)
 
     def slot(shape: tuple[int, ...], fold: str, **log: tuple[int, ...]) -> SlotState:
-        rows = {name: rand(SLOTS, HELD, *one) for name, one in log.items()}
+        rows = {name: rand(SLOTS, held, *one) for name, one in log.items()}
         return SlotState("slot", 0.1 * rand(SLOTS, *shape), rows, fold)
 
     conv = slot((3, channels), "shift", row=(channels,))
@@ -281,6 +282,16 @@ def _delta(namespace: Any, device: str) -> Run:
         0, key_heads, heads, dim, dim, Norm(1 + 0.1 * rand(dim), 1e-6), rand(channels, 4), -rand(heads).abs(),
         rand(heads),
     )  # fmt: skip
+    return conv, memory, spec
+
+
+def _delta(namespace: Any, device: str) -> Run:
+    rng = torch.Generator().manual_seed(2)
+    conv, memory, spec = _delta_state(rng, device, HELD)
+    channels, heads, dim = conv.state.shape[2], spec.value_heads, spec.value_dim
+
+    def rand(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=rng).to(device)
 
     def run(batch: ForwardBatch, commit: Commit | None) -> tuple[Tensor, ...]:
         if commit is not None:
@@ -293,6 +304,47 @@ def _delta(namespace: Any, device: str) -> Run:
         return y, conv.state, memory.state
 
     return run
+
+
+MIXED = (3, 16, 24, 32)
+"""Rows of one sequence between two products."""
+
+
+def mixers(layer: ops.Layer, device: str) -> Iterator[KernelCheck]:
+    """DeltaNet between a normed group and the product behind, by the layer;
+    and by the reference between float64's products. On a card's tensor cores that product is to find its x
+    made ready: an error of inf where it does not.
+    """
+    names = ("pack_linear", "pack_group", "linear", "norm_linear", "linear_out")
+    mine = {"attention": attention.attention, "delta": delta.Delta(layer.cuda).delta}
+    namespace = build_ops({name: getattr(layer, name) for name in names} | mine)
+    norm = Norm(0.05 * torch.rand(256, device=device) + 0.05, 1e-6)  # so that gates are of ordinary size
+    pairs = [matrix(namespace, "Q4_K", *shape, device, 5) for shape in ((256, 256), (64, 256), (40, 256))]
+    (z, its), (v, theirs), (out, behind) = [(evolve(w, bias=None), exact) for w, exact in pairs]
+    group = LinearGroup((z, v), namespace.pack_group((z, v)))
+    ready = layer.cuda and bounds.MADE and gated.useful(out.packed)
+    trees = max(delta_trees.sizes(torch.device(device)), default=0) if ready else 0
+    kinds = (("Gated DeltaNet", _delta_of, "delta", trees),)
+    for name, run, op, most in kinds:
+        for count in MIXED:
+            x = torch.randn(count, 256, device=device)
+            normed = torch.nn.functional.rms_norm(x.double(), (256,), norm.weight.double(), norm.eps)
+            given = (normed @ its.T).float(), (normed @ theirs.T).float()
+            y = run(namespace, device, *namespace.norm_linear(x, norm, group))
+            error = _error(namespace.linear_out(y, out), run(build_ops(), device, *given).double() @ behind.T)
+            found = count > most or "mma" in bounds.ready_for(y, out.packed)
+            what = f"{name} between products, {count} rows of x"
+            yield KernelCheck(what, error if found else float("inf"), ROUNDED, (op,))
+
+
+def _delta_of(namespace: Any, device: str, z: Tensor, v: Tensor) -> Tensor:
+    """[T, 256], gated by z."""
+    rng, count = torch.Generator().manual_seed(2), z.shape[0]
+    conv, memory, spec = _delta_state(rng, device, count)
+    batch = make_batch("held", [RowSet(1, 9, [1] * count, {})], device=device)
+    qkv, beta, decay = (torch.randn(count, width, generator=rng).to(device) for width in (512, 2, 2))
+    y: Tensor = namespace.delta(batch, qkv, z, beta, decay, conv, memory, spec)
+    return y
 
 
 # --- experts
@@ -412,4 +464,4 @@ def _error(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
-__all__ = ["CUDA", "PORTABLE", "experts", "picking", "products", "routes", "sequences"]
+__all__ = ["CUDA", "PORTABLE", "experts", "mixers", "picking", "products", "routes", "sequences"]

@@ -84,6 +84,7 @@ def variants(target):
     yield kernels.dequantize, {**constants("MXFP4"), "IDS": False, "ROWS": 16}, {"out": "*fp16"}
     yield kernels.dequantize, {**constants("NVFP4"), "IDS": True, "ROWS": 1}, {"out": "*fp32"}
     yield kernels.most_of_pairs, {**constants("Q4_K"), "ROWS": 16}, {"out": "*fp32"}
+    yield kernels.lengths, {**constants("Q4_K"), "ROWS": 16}, {"out": "*fp32"}
     rows = product.PORTABLE_TILE if ability.matrix else product.PORTABLE_SMALL
     for m in {16, rows}:
         yield kernels.linear, {**constants("Q6_K"), **has, "M": m, "ROWS": 32}, {"x": "*fp16"}

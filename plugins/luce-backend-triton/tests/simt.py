@@ -232,3 +232,18 @@ def parts(of):
     """x, in the order in which it lies there, and Σ x of groups."""
     factor, halves = float_at(of, few_rows.X_FACTOR), of[..., :528].contiguous().view(torch.float16).float()
     return factor * halves[..., :256], 32 * factor * halves[..., 256:]
+
+
+def same_as_ready(ready, x, factor):
+    """Asserts that u8[blocks, m, X_BYTES] is f32 x [m, k], a multiple of 256, with this factor: every half to
+    the last bit; sums but for the order in which they are added up.
+    """
+    (m, k), column = x.shape, torch.arange(256)
+    place = column // 32 * 32 + column % 16 // 4 * 8 + column % 32 // 16 * 4 + column % 4
+    want = (x / factor).half().view(m, k // 256, 256).transpose(0, 1)
+    got = ready[..., :528].contiguous().view(torch.float16)
+    assert torch.equal(got[..., place], want * torch.where(column % 32 < 16, 1.0, 1 / 16).half())
+    sums = want.unflatten(-1, (8, 32)).float()
+    allowed = 2**-10 * sums.sum(-1).abs() / 32 + 2**-20 * sums.abs().sum(-1) + 2**-24
+    assert ((got[..., 256:].float() - sums.sum(-1) / 32).abs() <= allowed).all()
+    assert (float_at(ready, few_rows.X_FACTOR) == factor).all()

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attrs import evolve
-from luce_backend_triton import delta, delta_trees
+from luce_backend_triton import bounds, delta, delta_trees, few_rows
 from luce_backend_triton.attention import Room
 
+from luce_core.contracts import Norm
 from luce_core.ops import build_ops
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -99,6 +100,39 @@ def test_sequences_of_other_sizes_are_left_alone(built):
     run(built, 24, *rows)
 
 
+@pytest.mark.skipif(simt.GXX is None, reason="no g++ here to compile CUDA C++ for the CPU with")
+@pytest.mark.parametrize(("size", "rows", "z"), [(16, 16, 0), (24, 19, 0), (32, 3, 0), (16, 9, 3e4)])
+def test_a_tree_leaves_its_rows_ready(built, size, rows, z):
+    """What lies there is what the op gives, to the last bit, and nothing else was written. z: all of it, as
+    large as it may be.
+    """
+    w = worlds.States(torch.device("cpu"), held=40)
+    w.spec.conv.mul_(0.5)
+    b = w.batch("held", (1, 19, rows, {"parents": WIDE[:rows]}))
+    width = worlds.VH * worlds.DV
+    given = [w.rand(rows, one) for one in (worlds.CHANNELS, width, worlds.VH, worlds.VH)]
+    factors = torch.tensor([2.0**-9, 2.0**9])
+    if z:
+        given[1] = torch.full_like(given[1], z)
+        one = bounds.Bounds(torch.tensor([z / 8]))
+        factors = one.factors(0, Norm(torch.ones(64), 1e-6), w.spec.norm.weight)
+        w.spec.norm.weight[1:] *= 0.01  # most of a norm in one column
+    ready = torch.full((width // 256, rows, few_rows.X_BYTES), 0xAB, dtype=torch.uint8)
+    room = bounds.Room(ready, factors)
+    outs = []
+    for left in (room, None):
+        outs.append(torch.full((rows, width), torch.nan))
+        tree = delta_trees.arguments(b, given, outs[-1], w.conv, w.memory, w.spec, 1, left)
+        shared = delta_trees.shared_bytes(size)
+        built(size).launch_deep(ctypes.byref(tree), worlds.VH, 32 * delta_trees.WARPS, shared, 1)
+    assert torch.equal(*outs)
+    factor = float(factors[0])
+    simt.same_as_ready(room.ready, outs[0], factor)
+    assert outs[0].abs().amax() <= 32768 * factor
+    assert not z or outs[0].abs().amax() > z
+    assert (room.ready[..., few_rows.X_FACTOR + 4 :] == 0xAB).all()
+
+
 H200 = Room(132, 227 << 10, matrix=True)
 
 
@@ -161,7 +195,7 @@ def test_the_portable_layer_has_no_cuda(monkeypatch, layer):
     """Trees the kernel took go nowhere else; larger ones do."""
     asked_for, others = [], []
 
-    def launch(b, given, out, conv, state, spec, above, rows):
+    def launch(b, given, out, conv, state, spec, above, rows, known):
         asked_for.append(rows)
         return 32
 

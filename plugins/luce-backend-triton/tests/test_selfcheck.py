@@ -43,6 +43,23 @@ def test_sequences_are_right(device, modules):
     assert not wrong(checks)
 
 
+def test_what_stands_between_products_is_right_and_a_wrong_op_is_seen(device, monkeypatch):
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(selfcheck, "MIXED", (3, 16))
+    checks = list(selfcheck.mixers(ops.CUDA, str(device)))
+    assert len(checks) == len(selfcheck.MIXED)
+    assert not wrong(checks)
+    real = delta.Delta.delta
+    monkeypatch.setattr(delta.Delta, "delta", lambda *args: real(*args) * 1.01)
+    assert len(wrong(selfcheck.mixers(ops.CUDA, str(device)))) == len(selfcheck.MIXED)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="rows are left ready on a card alone")
+def test_rows_that_are_not_left_ready_are_seen(device, monkeypatch):
+    monkeypatch.setattr(selfcheck.bounds, "ready_for", lambda y, packed: {})
+    assert len(wrong(selfcheck.mixers(ops.CUDA, str(device)))) == len(selfcheck.MIXED)
+
+
 def test_a_wrong_product_is_seen(device):
     class Off(ops.Layer):
         def linear_out(self, *args, **kwargs):

@@ -15,6 +15,9 @@ struct Held {
   int ldqkv, ldz, ldbeta, lddecay, words, most;
   int above;  // of trees: sequences of so many rows are left to others
   float unit_eps, norm_eps, q_scale;
+  int made_rows;
+  u8* made;               // of trees: out made ready for mma.cu, u8[blocks][made_rows][X_BYTES]; or nothing
+  const float* factors;   // what those f16s are to be multiplied with, and its inverse
 };
 
 // With the hardware's own exponentials and quotients: otherwise there is more to it for numbers next to none.

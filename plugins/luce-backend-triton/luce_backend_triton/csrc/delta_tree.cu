@@ -3,7 +3,7 @@
 //
 //   wait | x of all rows to shared memory | convolution, SiLU, norms: keys and queries as halves, values as they are |
 //   what they read of the state; queries and keys times keys, with decays | u, from the first row to the last, a thread for
-//   every column | y, and its squares | norm, gate
+//   every column | y, its gate, and its squares | norm; made ready for the next product too
 //
 // "|" is a barrier of the block. What does not depend on the launch in front lies before the wait: the state, the window,
 // weights of the convolution, ancestors. Every instruction is met once or twice and comes from far away, so loops are rolled,
@@ -119,6 +119,21 @@ __device__ __forceinline__ void convolve(Shared& s, const float4 (&w)[4], int pa
   }
 }
 
+// Four columns of a head, which is a block's lower or upper half, to where mma.cu wants them; with Σ x of 32 columns, eight lanes'.
+__device__ __forceinline__ void make_ready(u8* to, const float4& y, const float2& factors, int upper, int lane) {
+  const u32 low = pack(y.x * factors.y, y.y * factors.y), high = pack(y.z * factors.y, y.w * factors.y);
+  float a, b, c, d;
+  floats(low, a, b), floats(high, c, d);
+  float sum = (a + b) + (c + d);
+#pragma unroll
+  for (int i = 1; i < 8; i <<= 1) sum += __shfl_xor_sync(~0u, sum, i);
+  const int group = lane >> 3, second = lane >> 2 & 1;
+  const u32 share = second ? 0x2c002c00 : 0x3c003c00;  // a sixteenth
+  *(u32x2*)(to + upper * 256 + group * 64 + (lane & 3) * 16 + second * 8) = u32x2{mul2(low, share), mul2(high, share)};
+  if ((lane & 7) == 0) *(u16*)(to + 512 + upper * 8 + group * 2) = (u16)pack(sum * (1.f / 32), 0.f);
+  if (upper == 0 && lane == 0) *(float*)(to + X_FACTOR) = factors.x;
+}
+
 // Grid (value heads, 1, sequences). Sequences of other sizes are left alone.
 extern "C" __global__ void __launch_bounds__(THREADS)
 delta_tree(Held o) {
@@ -177,6 +192,7 @@ delta_tree(Held o) {
 
   // --- what the launch in front has written, all asked for at once
   float raw = 0.f, beta = 0.f;
+  const float2 factors = o.made ? load2(o.factors) : float2{0.f, 0.f};
   u32 b[8][2][2];  // the state: 16 channels, one of two columns, pairs of channels
   if (warp < MAKERS) {
     constexpr int STEP = MAKERS * 32 / PIECES;
@@ -352,12 +368,14 @@ delta_tree(Held o) {
       *(float4*)to = *(const float4*)(s.v + row * ROW_STRIDE + 4 * lane);
   }
   __syncthreads();
-  if (warp >= READERS) return;
-  float* to = o.out + ((size_t)(start + g) * heads + h) * DIM + column;
+  float* to = o.out + ((size_t)(start + warp) * heads + h) * DIM + 4 * lane;
+  u8* made = o.made + ((size_t)(h / 2) * o.made_rows + start + warp) * X_BYTES;
 #pragma unroll 1
-  for (int row = g; row < rows; row += 8, to += (size_t)8 * heads * DIM) {
+  for (int row = warp; row < rows; row += MAKERS + 1, to += (size_t)(MAKERS + 1) * heads * DIM, made += (MAKERS + 1) * X_BYTES) {
     const float4 *parts = (const float4*)s.squares[row], one = parts[0], two = parts[1];
     const float sum = (one.x + one.y) + (one.z + one.w) + ((two.x + two.y) + (two.z + two.w));
-    *(float4*)to = scaled(*(const float4*)(later.y + row * ROW_STRIDE + column), inverse_root(sum * (1.f / DIM) + o.norm_eps));
+    const float4 y = scaled(*(const float4*)(later.y + row * ROW_STRIDE + 4 * lane), inverse_root(sum * (1.f / DIM) + o.norm_eps));
+    *(float4*)to = y;
+    if (o.made) make_ready(made, y, factors, h & 1, lane);
   }
 }
