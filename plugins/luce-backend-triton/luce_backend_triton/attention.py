@@ -15,7 +15,8 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from luce_backend_triton import attention_kernels as kernels
-from luce_backend_triton import capability, one_row_kernels, product, row_kernels, shapes
+from luce_backend_triton import bounds, capability, one_row_kernels, product, row_kernels, shapes
+from luce_backend_triton.bounds import Known
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import AttentionSpec, CodedField, ForwardBatch, Region, RopeSpec
 from luce_core.contracts.staged import takes_padding
@@ -239,7 +240,8 @@ def attention(
         made = _one_each(b, q, k, v, region, spec, gate)
         if made is not None:
             return made
-    return _attend(b, make_rows(b, q, k, v, region, spec), region, spec, gate)
+    known = bound_of(b, v, region, spec)
+    return _attend(b, make_rows(b, q, k, v, region, spec), region, spec, gate, known)
 
 
 def check_given(
@@ -367,20 +369,40 @@ class Ends:
     out: Tensor
     """f32[T, H·Dv]."""
     splits: int
+    known: Known | None
+    """Of v, where it bounds values."""
 
     def join(self, rows: int, spec: AttentionSpec, turned_back: int, overlap: bool) -> Tensor:
-        """-> `out`, after the launch that made it or the sums of its splits."""
-        if self.splits > 1:
-            step = min(JOINED, triton.next_power_of_2(self.splits))
-            part = max(min(_widths(spec)[1], JOIN_COLS), turned_back)
-            kernels.join[(rows, spec.heads, -(-spec.value_dim // part))](
-                **self.told, STEP=step, DVB=part, VT=turned_back, OVERLAP=overlap, H=spec.heads,
-                DV=spec.value_dim, num_warps=4, launch_pdl=overlap,
-            )  # fmt: skip
-        return self.out
+        """-> `out`, after the launch that made it or the sums of its splits, which leave it ready too."""
+        if self.splits == 1:
+            return self.out
+        step = min(JOINED, triton.next_power_of_2(self.splits))
+        part = max(min(_widths(spec)[1], JOIN_COLS), turned_back)
+        known = self.known if part % 32 == 0 and spec.value_dim % part == 0 else None
+        room = known and bounds.room(*self.out.shape, known.factors)
+        ready, factors = (room.ready.view(torch.float16), room.factors) if room else (self.out, self.out)
+        kernels.join[(rows, spec.heads, -(-spec.value_dim // part))](
+            **self.told, ready=ready, factors=factors, STEP=step, DVB=part, VT=turned_back,
+            READY=room is not None, OVERLAP=overlap, H=spec.heads, DV=spec.value_dim, num_warps=4,
+            launch_pdl=overlap,
+        )  # fmt: skip
+        return room.leave(self.out) if room else self.out
 
 
-def _ends(b: ForwardBatch, rows: int, spec: AttentionSpec, gate: Tensor | None, splits: int) -> Ends:
+def bound_of(b: ForwardBatch, v: Tensor | None, region: Region, spec: AttentionSpec) -> Known | None:
+    """What is known of v, where it says how large kept values are, those of other rows too, which the same
+    weights gave; codecs turn them. A gate is to be no more than 1.
+    """
+    made = spec.v_norm is not None or "v" in region.codecs
+    if v is None or made or b.padded or spec.gate not in ("", "sigmoid"):
+        return None
+    return bounds.known(v)
+
+
+def _ends(
+    b: ForwardBatch, rows: int, spec: AttentionSpec, gate: Tensor | None, splits: int,
+    known: Known | None = None,
+) -> Ends:  # fmt: skip
     device = b.index.device
     made = torch.zeros if b.padded else torch.empty
     out = made(rows, spec.heads * spec.value_dim, device=device)
@@ -394,7 +416,7 @@ def _ends(b: ForwardBatch, rows: int, spec: AttentionSpec, gate: Tensor | None, 
         "sinks": out if spec.sinks is None else spec.sinks, "SINKS": spec.sinks is not None,
         "GATE": GATES[spec.gate], "PER_HEAD": spec.gate_per_head, "num_rows": rows, "splits": splits,
     }  # fmt: skip
-    return Ends(told, out, splits)
+    return Ends(told, out, splits, known)
 
 
 def _scores(spec: AttentionSpec) -> dict[str, Any]:
@@ -414,7 +436,7 @@ def _one_each(
     shape = _shape(b, rows, region, spec, room_of(q.device))
     if shape.m > FEW or shape.m * max(wide) > ONE:
         return None
-    ends = _ends(b, rows, spec, gate, shape.splits)
+    ends = _ends(b, rows, spec, gate, shape.splits, bound_of(b, v, region, spec))
     given = _row_arguments(b, q, k, v, region, spec)
     one_row_kernels.attend_one[(rows, spec.kv_heads, shape.splits)](
         **given, **ends.told, **_scores(spec), DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
@@ -425,14 +447,15 @@ def _one_each(
 
 
 def _attend(
-    b: ForwardBatch, query: Tensor, region: Region, spec: AttentionSpec, gate: Tensor | None
-) -> Tensor:
+    b: ForwardBatch, query: Tensor, region: Region, spec: AttentionSpec, gate: Tensor | None,
+    known: Known | None,
+) -> Tensor:  # fmt: skip
     """query [T, H, D] -> f32[T, H·Dv], gated."""
     rows, seqs = query.shape[0], b.slot.shape[0]
     if rows == 0:
         return _ends(b, rows, spec, gate, 1).out
     shape, wide = _shape(b, rows, region, spec, room_of(query.device)), _widths(spec)
-    ends, overlap = _ends(b, rows, spec, gate, shape.splits), overlaps(query.device)
+    ends, overlap = _ends(b, rows, spec, gate, shape.splits, known), overlaps(query.device)
     scales_k, scales_v, codings = codings_of(region)
     table = b.table[region.group]
     span = b.span if b.phase == "prefill" and spec.bidirectional_spans else None

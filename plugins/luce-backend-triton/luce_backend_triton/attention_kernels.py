@@ -277,15 +277,37 @@ def attend(
         tl.store(to, gated(y, g, GATE), mask=both)
 
 
+@triton.jit
+def store_ready(y, ready, factors, row, num_rows, first, N: tl.constexpr):
+    """Columns first .. first + N of a row, N a power of two from 32 to 256, to f16[blocks, rows, 288] as
+    csrc/mma.cu wants them. factors f32[2]: a power of two that they are to be multiplied with, its inverse.
+    """
+    column = first + tl.arange(0, N)
+    p = column % 256
+    at = (first // 256 * num_rows + row).to(tl.int64)
+    h = (y * tl.load(factors + 1)).to(tl.float16)
+    full = h.to(tl.float32)
+    share = tl.where(p % 32 < 16, 1.0, 0.0625)  # of codes that lie four bits up
+    place = p // 32 * 32 + p % 16 // 4 * 8 + p % 32 // 16 * 4 + p % 4
+    tl.store(ready + at * 288 + place, (full * share).to(tl.float16))
+    sums = tl.sum(tl.reshape(full, (N // 32, 32)), 1) * 0.03125
+    group = first % 256 // 32 + tl.arange(0, N // 32)
+    tl.store(ready + at * 288 + 256 + group, sums.to(tl.float16))
+    if first % 256 == 0:
+        words = ready.to(tl.pointer_type(tl.float32), bitcast=True)
+        tl.store(words + at * 144 + 136, tl.load(factors))
+
+
 @triton.jit(do_not_specialize=["num_rows", "splits"])
 def join(
-    parts, peaks, out, gate, sinks, num_rows, splits, ldg, hdg,
+    parts, peaks, out, gate, sinks, ready, factors, num_rows, splits, ldg, hdg,
     H: tl.constexpr, DV: tl.constexpr, DVB: tl.constexpr, STEP: tl.constexpr, SINKS: tl.constexpr,
-    GATE: tl.constexpr, PER_HEAD: tl.constexpr, VT: tl.constexpr, OVERLAP: tl.constexpr,
+    GATE: tl.constexpr, PER_HEAD: tl.constexpr, VT: tl.constexpr, READY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The splits of one row and head: their sum, with sink and gate. Grid (rows, heads, blocks of Dv).
 
-    VT: values that are turned back together, within a block; 0 = they were not turned.
+    VT: values that are turned back together, within a block; 0 = they were not turned. READY: see
+    `store_ready`.
     """
     wait_for_previous(OVERLAP)
     row, h = tl.program_id(0), tl.program_id(1)
@@ -315,4 +337,8 @@ def join(
     y = tl.reshape(total / tl.where(weight > 0, weight, 1.0), (1, DVB))
     if VT != 0:
         y = turn_back(y, 1, DVB, VT)
-    tl.store(out + (row.to(tl.int64) * H + h) * DV + dv[None, :], gated(y, g, GATE), mask=inside)
+    y = gated(y, g, GATE)
+    tl.store(out + (row.to(tl.int64) * H + h) * DV + dv[None, :], y, mask=inside)
+    if READY:
+        first = h * DV + tl.program_id(2) * DVB
+        store_ready(tl.reshape(y, (DVB,)), ready, factors, row, num_rows, first, DVB)

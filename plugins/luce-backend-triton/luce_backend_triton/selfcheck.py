@@ -308,10 +308,12 @@ def _delta(namespace: Any, device: str) -> Run:
 
 MIXED = (3, 16, 24, 32)
 """Rows of one sequence between two products."""
+LONG = 640
+"""Places of a text that attention splits."""
 
 
 def mixers(layer: ops.Layer, device: str) -> Iterator[KernelCheck]:
-    """DeltaNet between a normed group and the product behind, by the layer;
+    """DeltaNet, and attention over a long text, between a normed group and the product behind, by the layer;
     and by the reference between float64's products. On a card's tensor cores that product is to find its x
     made ready: an error of inf where it does not.
     """
@@ -324,7 +326,10 @@ def mixers(layer: ops.Layer, device: str) -> Iterator[KernelCheck]:
     group = LinearGroup((z, v), namespace.pack_group((z, v)))
     ready = layer.cuda and bounds.MADE and gated.useful(out.packed)
     trees = max(delta_trees.sizes(torch.device(device)), default=0) if ready else 0
-    kinds = (("Gated DeltaNet", _delta_of, "delta", trees),)
+    kinds = (
+        ("attention", _attention_of, "attention", MIXED[-1] if ready else 0),
+        ("Gated DeltaNet", _delta_of, "delta", trees),
+    )
     for name, run, op, most in kinds:
         for count in MIXED:
             x = torch.randn(count, 256, device=device)
@@ -335,6 +340,20 @@ def mixers(layer: ops.Layer, device: str) -> Iterator[KernelCheck]:
             found = count > most or "mma" in bounds.ready_for(y, out.packed)
             what = f"{name} between products, {count} rows of x"
             yield KernelCheck(what, error if found else float("inf"), ROUNDED, (op,))
+
+
+def _attention_of(namespace: Any, device: str, z: Tensor, v: Tensor) -> Tensor:
+    """[T, 256], gated by z."""
+    rng = torch.Generator().manual_seed(1)
+    count, blocks = z.shape[0], -(-(LONG + z.shape[0]) // BLOCK)
+    shape = (blocks, BLOCK, 1, 64)
+    fields = {name: torch.randn(shape, generator=rng).to(device, torch.float16) for name in ("k", "v")}
+    table = {"full": SeqTable(tuple(range(blocks)), tuple(range(0, BLOCK * blocks, BLOCK)))}
+    batch = make_batch("held", [RowSet(0, LONG, [1] * count, table)], device=device)
+    q, k = (torch.randn(count, width, generator=rng).to(device) for width in (256, 64))
+    spec = AttentionSpec(0, 4, 1, 64, 64, 64**-0.5, None, gate="sigmoid")
+    y: Tensor = namespace.attention(batch, q, k, v, Region("pages", "full", fields, BLOCK), spec, gate=z)
+    return y
 
 
 def _delta_of(namespace: Any, device: str, z: Tensor, v: Tensor) -> Tensor:

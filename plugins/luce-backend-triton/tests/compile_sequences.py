@@ -107,7 +107,9 @@ def variants(target, dim, pairs):
     bare = {**one, "WRITE": False, "ROPE": False, "Q_NORM": False, "K_NORM": False, "GATE": 0}
     yield one_row_kernels.attend_one, bare, {**pages, "q": "*fp32"}, {"num_warps": 8}
     ends = {"H": 6, "STEP": 16, "SINKS": True, "GATE": 2, "PER_HEAD": True}
-    yield attention_kernels.join, {**ends, "DV": dim, "DVB": 32, "VT": 0, **overlap}, {}, {}
+    summed = {**ends, "DV": dim, "DVB": 32, "VT": 0, **overlap}
+    yield attention_kernels.join, {**summed, "READY": False}, {}, {}
+    yield attention_kernels.join, {**summed, "READY": True}, {"ready": "*fp16"}, {}
     alike = {**heads, **all_of, "M": 32, "N": 32, "PART": 512, "SB": 4, **overlap}
     apart = {"num_stages": 2, "enable_fp_fusion": False}
     yield invariant_attention.attend_parts, {**alike, "RT": 1}, asked, apart
@@ -134,7 +136,7 @@ def variants(target, dim, pairs):
             yield attention_kernels.attend, {**many, "SPLIT": False, **overlap}, kept, options
         if v_codec:
             part = {"DV": wide, "DVB": max(64, codes["VT"]), "VT": codes["VT"]}
-            yield attention_kernels.join, {**ends, **part, **overlap}, {}, {}
+            yield attention_kernels.join, {**ends, **part, "READY": False, **overlap}, {}, {}
             turned = {**whole, "DV": wide, "DVP": wide, "VT": codes["VT"]}
             yield invariant_attention.join_parts, {**turned, **overlap}, {}, {"num_warps": 1}
         row = {**alike, **codes, "DVP": wide, "RT": 1}

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from luce_backend_triton import bounds, delta, delta_trees, few_rows, gated, matrix, ops, product
+from attrs import evolve
+from luce_backend_triton import attention, bounds, delta, delta_trees, few_rows, gated, matrix, ops, product
 from luce_backend_triton.few_rows import Shape
 from luce_backend_triton.invariant import ops as invariant
 from luce_backend_triton.product import Rows
@@ -289,6 +290,74 @@ def raw_linear(blocks, dequantized, name, rows, cols, seed):
     data = blocks(name, rows, cols, seed)
     made = matrix.pack_matrix(RawLinear("w", name, (rows, cols), data, "cpu"), None)
     return Linear("w", rows, cols, name, made), torch.from_numpy(dequantized(data, name).copy()).double()
+
+
+# --- attention
+
+
+def attend(device, monkeypatch, rows=((1, 600, 5),), v_kind="", norm=1.0, dim=64, **more):
+    """(what is ready, the output, its factor or None) of attention over long texts, whose v is known."""
+    made = worlds.CodedPages if v_kind else worlds.Pages
+    kinds = ("", v_kind) if v_kind else ()
+    w = made(device, *kinds, dim=dim, value_dim=dim, kv_heads=1, blocks=400)
+    s = worlds.moved(worlds.spec(512 // dim, 1, dim, dim, **more), device)
+    b = w.batch("held", *(w.rows(*row) for row in rows))
+    count = b.token.shape[0]
+    q, gate = w.rand(count, 512), w.rand(count, 512)
+    gate = gate if s.gate else None
+    k, v = (w.rand(count, dim) for _ in range(2))
+    one = bounds.Bounds(torch.tensor([0.0, 5.0], device=device))
+    weight = Norm(torch.full((16,), norm, device=device), 1e-6)
+    bounds.note((k, v), SimpleNamespace(bounds=one), weight)
+    other = evolve(w.region, fields={name: page.clone() for name, page in w.region.fields.items()})
+    want = OPS.attention(b, q, k, v, other, s, gate=gate)
+    got = attention.attention(OPS, b, q, k, v, w.region, s, gate=gate)
+    torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+    ready = bounds.ready_for(got, matrix.Matrix("w", "Q4_K", 16, 512, torch.empty(1, 1, 1)))
+    return ready.get("mma"), got, float(bounds.known(v).factors()[0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "more"),
+    [
+        (((1, 600, 5),), {"gate": "sigmoid"}),
+        (((1, 600, 3),), {"dim": 32}),
+        (((1, 600, 3),), {"dim": 128, "gate": "sigmoid", "gate_per_head": False}),
+        (((0, 20, 1), (1, 600, 4)), {}),
+        (((0, 600, 1), (1, 500, 1), (2, 400, 1)), {"gate": "sigmoid"}),  # one launch before the sums
+    ],
+)
+def test_sums_of_splits_are_left_ready(device, monkeypatch, rows, more):
+    monkeypatch.setattr(attention, "room_of", lambda _: attention.Room(132, 232448, True))
+    ready, got, factor = attend(device, monkeypatch, rows, **more)
+    assert 16**0.5 * 5 <= 32768 * factor <= 2 * 16**0.5 * 5
+    simt.same_as_ready(ready.cpu(), got.cpu(), factor)
+    assert got.abs().amax() < 32768 * factor
+
+
+@pytest.mark.parametrize(
+    ("rows", "more"),
+    [
+        (((1, 600, 2),), {}),
+        (((1, 600, 33),), {}),
+        (((1, 60, 5),), {}),  # not split
+        (((1, 600, 5),), {"gate": "softplus"}),
+        (((1, 600, 5),), {"v_norm": True}),
+        (((1, 600, 5),), {"v_kind": "q8_0"}),
+        (((1, 600, 5),), {"v_kind": "tq3_0"}),
+    ],
+)
+def test_other_sums_are_not(device, monkeypatch, rows, more):
+    if more.pop("v_norm", False):
+        more["v_norm"] = Norm(torch.ones(64, device=device), 1e-6)
+    monkeypatch.setattr(attention, "room_of", lambda _: attention.Room(132, 232448, True))
+    assert attend(device, monkeypatch, rows, **more)[0] is None
+
+
+def test_a_region_another_layer_filled_bounds_nothing(device):
+    w = worlds.Pages(device)
+    b = w.batch("held", w.rows(0, 17, 3))
+    assert attention.bound_of(b, None, w.region, worlds.spec()) is None
 
 
 @pytest.mark.usefixtures("wide_heads")
