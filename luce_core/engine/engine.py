@@ -72,6 +72,7 @@ class LuceEngine:
         self.models = tuple(pipeline.models.values())
         self.rows = RowMaker(pipeline.blocks, plan.models[0].name)
         self.context = plan.number("context")
+        self.block_tokens = plan.number("cache.block_tokens")
         self.row_budget = budget = plan.number("engine.row_budget")
         self.follower = Follower(pipeline, self.rows, budget, self._fail_step)
         self.nodes = min(plan.number("engine.draft_nodes"), self.row_budget - 1) if self.drafters else 0

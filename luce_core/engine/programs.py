@@ -60,6 +60,8 @@ class Programs:
         self.tap_widths = {tap: widths[tap.kind] for tap in self.taps}
         self.ops = ops
         self.table = table
+        self.least_blocks = 1
+        """Columns that block tables have at least; more: as behind a long text."""
 
     @property
     def generation(self) -> int:
@@ -74,7 +76,14 @@ class Programs:
                 tap: torch.empty(count, width, dtype=torch.bfloat16, device=self.table.device)
                 for tap, width in self.tap_widths.items()
             }
-        return make_batch(phase, rows, axes=self.axes, device=self.table.device, taps=taps)
+        return make_batch(
+            phase,
+            rows,
+            axes=self.axes,
+            device=self.table.device,
+            taps=taps,
+            least_blocks=self.least_blocks,
+        )
 
     def prefill(
         self, rows: Sequence[RowSet], targets: Sequence[Sequence[int]], top: Sequence[int]

@@ -100,7 +100,8 @@ class StagedVerify:
         if steps > 1 and not (within and count == 1):
             return None
         masked = any(row.mask is not None for row in rows)
-        return len(rows), count, params.flags if within else None, table_sizes(rows), masked, steps
+        blocks = table_sizes(rows, self.programs.least_blocks)
+        return len(rows), count, params.flags if within else None, blocks, masked, steps
 
     def _stays_on_device(self, params: StepParams) -> bool:
         """Whether sampling neither waits nor takes more memory than logits do: always so without flags."""
@@ -275,10 +276,11 @@ TableSizes = tuple[tuple[str, int], ...]
 """(group, columns)."""
 
 
-def table_sizes(rows: Sequence[RowSet]) -> TableSizes:
-    """Columns for the tables of these sequences."""
+def table_sizes(rows: Sequence[RowSet], least: int = 1) -> TableSizes:
+    """Columns for the tables of these sequences, and not below `least`."""
     return tuple(
-        (group, _power(max(len(row.tables[group].blocks) for row in rows))) for group in rows[0].tables
+        (group, _power(max(least, *(len(row.tables[group].blocks) for row in rows))))
+        for group in rows[0].tables
     )
 
 

@@ -81,7 +81,8 @@ class StagedPrefill:
             self._paddable = self._takes_padding()
         if not self._paddable:
             return None
-        return self.sizes[bisect_left(self.sizes, len(row.tokens))], table_sizes(rows)
+        blocks = table_sizes(rows, self.programs.least_blocks)
+        return self.sizes[bisect_left(self.sizes, len(row.tokens))], blocks
 
     def _takes_padding(self) -> bool:
         """False for a network that is not made of ops alone too."""

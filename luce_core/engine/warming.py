@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from attrs import frozen
+
 from luce_core.contracts import Done, EngineEvent, GenerationRequest, SamplingParams
+from luce_core.engine.staged import LEAST_BLOCKS
 from luce_core.engine.staged_prefill import ROW_BUCKETS
 from luce_core.errors import EngineError
 
@@ -19,13 +22,33 @@ if TYPE_CHECKING:
 log = logging.getLogger("luce_core.engine")
 
 MOST_TOGETHER = 32
-"""Sequences of a step that are tried; each number up to FEW, then powers of two."""
+"""Sequences of a step that are tried: each number up to FEW, then multiples of it, and as many as may run."""
 FEW = 8
 TWICE = 2
 """A bucket's first step computes, its second captures."""
 SHORT = 24
 """Tokens of a prompt beside others."""
 KINDS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, top_p=0.95, seed=0))
+BEHIND = (16, 128)
+"""Rows of a chunk behind long texts: so few that how they are computed depends on the text; more are enough
+for a device by themselves.
+"""
+
+
+@frozen
+class Round:
+    """Made-up requests that run together."""
+
+    prompts: Sequence[int]
+    """Lengths."""
+    tokens: int
+    """Of each answer."""
+    kinds: Sequence[SamplingParams] = KINDS
+    """One after the other."""
+    columns: int = 1
+    """Of block tables, at least. How a step is computed goes by the size of its tables, and what it reads by
+    what is used of them: so this is the step of a long text, without the text.
+    """
 
 
 def warm(engine: LuceEngine, progress: Callable[[int, int], None] | None = None) -> None:
@@ -36,31 +59,47 @@ def warm(engine: LuceEngine, progress: Callable[[int, int], None] | None = None)
     """
     if not engine.executor.compiles:
         return
-    start, rounds = time.monotonic(), list(_rounds(engine))
-    for done, prompts in enumerate(rounds):
+    start, rounds = time.monotonic(), [*_behind_long_texts(engine), *_rounds(engine)]
+    for done, one in enumerate(rounds):
         if progress is not None:
             progress(done, len(rounds))
-        for params in KINDS:
-            _answer(engine, prompts, params)
+        engine.programs.least_blocks = one.columns
+        try:
+            for params in one.kinds:
+                _answer(engine, one, params)
+        finally:
+            engine.programs.least_blocks = 1
     engine.start_over()
-    log.info("tried %d kinds of steps in %.1f s", len(rounds) * len(KINDS), time.monotonic() - start)
+    log.info("tried %d kinds of steps in %.1f s", len(rounds), time.monotonic() - start)
 
 
-def _rounds(engine: LuceEngine) -> Iterator[Sequence[int]]:
-    """Lengths of the prompts that run together."""
-    longest = engine.context - _tokens(engine) - 1
+def _rounds(engine: LuceEngine) -> Iterator[Round]:
+    tokens = _tokens(engine)
+    longest = engine.context - tokens - 1
     if longest < 1:
         return
-    yield [min(engine.row_budget + SHORT, longest)]  # a whole chunk, and what is left
+    yield Round([min(engine.row_budget + SHORT, longest)], tokens)  # a whole chunk, and what is left
     for rows in ROW_BUCKETS:  # all of a prompt but its last token; sizes between wait for their second prompt
         if rows < min(engine.row_budget, longest) and rows & (rows - 1) == 0:
-            yield [rows + 1]
-    count = 1
-    while count <= min(engine.slots, MOST_TOGETHER):
-        yield [min(SHORT + place, longest) for place in range(count)]
-        if count > 1 and count & (count - 1) == 0:
-            yield [min(engine.row_budget // count, longest)] * count  # large tiles, of several
-        count = count + 1 if count < FEW else 2 * count
+            yield Round([rows + 1], tokens)
+    most = min(engine.slots, MOST_TOGETHER)
+    for count in sorted({*range(1, min(FEW, most)), *range(FEW, most + 1, FEW), most}):
+        yield Round([min(SHORT + place, longest) for place in range(count)], tokens)
+        if count > 1 and (count & (count - 1) == 0 or count == most):
+            yield Round([min(engine.row_budget // count, longest)] * count, tokens)  # large tiles, of several
+
+
+def _behind_long_texts(engine: LuceEngine) -> Iterator[Round]:
+    """A few rows, and the first of an answer, twice for each size a block table can have. First of all, so
+    that ordinary steps are the ones that were used last.
+    """
+    most = -(-engine.context // engine.block_tokens)
+    columns = LEAST_BLOCKS
+    while columns < most:
+        columns *= 2
+        for rows in BEHIND:
+            if rows < min(engine.row_budget, engine.context - 2):
+                yield Round([rows + 1], 1, KINDS[:1], columns)
 
 
 def _tokens(engine: LuceEngine) -> int:
@@ -68,22 +107,22 @@ def _tokens(engine: LuceEngine) -> int:
     return TWICE + TWICE * max(1, engine.executor.steps_ahead)
 
 
-def _answer(engine: LuceEngine, prompts: Sequence[int], params: SamplingParams) -> None:
+def _answer(engine: LuceEngine, round: Round, params: SamplingParams) -> None:
     failed: list[str] = []
 
     def sink(event: EngineEvent) -> None:
         if isinstance(event, Done) and event.error:
             failed.append(event.error)
 
-    for number, length in enumerate(prompts):
+    for number, length in enumerate(round.prompts):
         # Tokens of its own, so that nothing of a prompt is cached and all run at the same time.
         prompt = tuple((7919 * (place + 1) + 104729 * number) % engine.spec.vocab for place in range(length))
-        engine.submit(GenerationRequest(f"warm-up {number}", prompt, _tokens(engine), params), sink)
+        engine.submit(GenerationRequest(f"warm-up {number}", prompt, round.tokens, params), sink)
     while engine.step():
         pass
     engine.blocks.clear()
     if failed:
         raise EngineError(
-            f"A made-up request of {max(prompts)} tokens failed while warming up: {failed[0]} Start with "
-            "--no-warmup to serve all the same."
+            f"A made-up request of {max(round.prompts)} tokens failed while warming up: {failed[0]} Start "
+            "with --no-warmup to serve all the same."
         )

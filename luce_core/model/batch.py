@@ -13,6 +13,8 @@ from torch import Tensor
 from luce_core.contracts import BlockTable, ForwardBatch, Round, SeqTable, Tap, tables_of
 
 WORD_BITS = 64
+WORDS_ALIGNED = 4
+"""Numbers of 4 bytes that 16 bytes hold."""
 ALL_ALLOWED = 0xFFFFFFFF
 """A word of a mask in which every token may be picked."""
 PADDING = -2
@@ -50,10 +52,14 @@ def make_batch(
     axes: int = 1,
     device: str = "cpu",
     taps: Mapping[Tap, Tensor] | None = None,
+    least_blocks: int = 1,
 ) -> ForwardBatch:
-    """The batch of these rows. Its tensors are its own, but for constants that one-row batches share."""
+    """The batch of these rows. Its tensors are its own, but for constants that one-row batches share.
+
+    least_blocks: columns that tables have at least.
+    """
     if phase == "held" and len(rows) == 1 and len(rows[0].tokens) == 1 and _plain(rows[0]):
-        return _single_row(rows[0], axes, device, taps)
+        return _single_row(rows[0], axes, device, taps, least_blocks)
     counts = [len(row.tokens) for row in rows]
     starts = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
@@ -74,7 +80,7 @@ def make_batch(
         sure=tensor.i32([row.sure if phase == "held" else len(row.tokens) for row in rows]),
         parent=tensor.i32(parents),
         sees=tensor.i64(sees),
-        table=make_tables([row.tables for row in rows], device),
+        table=make_tables([row.tables for row in rows], device, least_blocks),
         wanted=tensor.i32(_wanted(phase, rows, starts.tolist())),
         taps=taps or {},
         embeds=embeds,
@@ -83,10 +89,12 @@ def make_batch(
     )
 
 
-def make_tables(rows: Sequence[Mapping[str, SeqTable]], device: str = "cpu") -> dict[str, BlockTable]:
-    """The block tables of these sequences, by the names of the first's."""
-    tensor = _Tensors(device)
-    return {key: _block_table([row[key] for row in rows], tensor) for key in (rows[0] if rows else ())}
+def make_tables(
+    rows: Sequence[Mapping[str, SeqTable]], device: str = "cpu", least_blocks: int = 1
+) -> dict[str, BlockTable]:
+    """The block tables of these sequences, by the names of the first's. least_blocks: as of `make_batch`."""
+    tensor, names = _Tensors(device), rows[0] if rows else ()
+    return {key: _block_table([row[key] for row in rows], tensor, least_blocks) for key in names}
 
 
 def chain_batch(round: Round, tokens: Tensor, owner: str, *, axes: int = 1) -> ForwardBatch:
@@ -147,7 +155,9 @@ class _Constants:
 _CPU_CONSTANTS = _Constants()
 
 
-def _single_row(row: RowSet, axes: int, device: str, taps: Mapping[Tap, Tensor] | None) -> ForwardBatch:
+def _single_row(
+    row: RowSet, axes: int, device: str, taps: Mapping[Tap, Tensor] | None, least_blocks: int
+) -> ForwardBatch:
     tensor = _Tensors(device)
     same = _CPU_CONSTANTS
     numbers = tensor.i32([row.tokens[0], row.length, row.slot])
@@ -164,7 +174,7 @@ def _single_row(row: RowSet, axes: int, device: str, taps: Mapping[Tap, Tensor] 
         sure=tensor.here(same.one),
         parent=tensor.here(same.root),
         sees=tensor.here(same.itself),
-        table={group: _block_table([table], tensor) for group, table in row.tables.items()},
+        table={group: _block_table([table], tensor, least_blocks) for group, table in row.tables.items()},
         wanted=tensor.here(same.zero),
         taps=taps or {},
         mask=_mask([row], tensor),
@@ -254,17 +264,20 @@ def _words(row: RowSet, words: int) -> np.ndarray:
     return np.full((count, words), ALL_ALLOWED, np.uint32)
 
 
-def _block_table(tables: Sequence[SeqTable], tensor: _Tensors) -> BlockTable:
+def _block_table(tables: Sequence[SeqTable], tensor: _Tensors, least: int) -> BlockTable:
+    """One copy to the device for both halves. The second begins where kernels may take 16 bytes for granted,
+    as they may of a tensor of its own: else each of them would be there twice.
+    """
     counts = [len(table.blocks) for table in tables]
-    if len(tables) == 1:
-        both = tensor.i32([tables[0].blocks, tables[0].firsts])
-        return BlockTable(block=both[:1], first=both[1:], count=tensor.i32(counts))
-    both_host = np.zeros((2, len(tables), max(counts)), np.int32)
+    seqs, columns = len(tables), max(least, *counts)
+    both_host = np.zeros((2, -(-seqs * columns // WORDS_ALIGNED) * WORDS_ALIGNED), np.int32)
+    block, first = (half[: seqs * columns].reshape(seqs, columns) for half in both_host)
     for s, table in enumerate(tables):
-        both_host[0, s, : counts[s]] = table.blocks
-        both_host[1, s, : counts[s]] = table.firsts
-    both = tensor.i32(both_host)
-    return BlockTable(block=both[0], first=both[1], count=tensor.i32(counts))
+        block[s, : counts[s]] = table.blocks
+        first[s, : counts[s]] = table.firsts
+    both = tensor.here(torch.from_numpy(both_host))
+    block_there, first_there = (half[: seqs * columns].view(seqs, columns) for half in both)
+    return BlockTable(block=block_there, first=first_there, count=tensor.i32(counts))
 
 
 def _wanted(phase: str, rows: Sequence[RowSet], starts: list[int]) -> list[int]:

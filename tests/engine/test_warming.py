@@ -6,6 +6,7 @@ import pytest
 from attrs import evolve
 
 from luce_core.engine.executor import EagerExecutor
+from luce_core.engine.staged import LEAST_BLOCKS
 from luce_core.engine.warming import KINDS, warm
 from luce_core.errors import EngineError
 from luce_core.testing.pipeline import EngineRig
@@ -24,6 +25,28 @@ class Watching(EagerExecutor):
     def submit(self, steps):
         for step in steps:
             self.seen.append((step.program, tuple(len(row.tokens) for row in step.inputs["rows"])))
+        return super().submit(steps)
+
+
+class Sizes(AheadExecutor):
+    """Notes how large the tables of steps are: (program, rows of the first sequence, columns)."""
+
+    compiles = True
+
+    def __init__(self):
+        super().__init__(1)
+        self.seen = []
+
+    def submit(self, steps):
+        for step in steps:
+            rows, bucket = step.inputs["rows"], self.staged[step.program].bucket(step.inputs)
+            if bucket is None:  # a plain call
+                programs = self._programs[step.program].__self__
+                tables = programs._batch("prefill", rows).table
+                columns = max(table.block.shape[1] for table in tables.values())
+            else:
+                columns = max(columns for _, columns in bucket[3])
+            self.seen.append((step.program, len(rows[0].tokens), columns))
         return super().submit(steps)
 
 
@@ -70,7 +93,32 @@ def test_steps_of_every_number_of_sequences_and_a_whole_chunk_were_run(rig):
     assert all(prompts.count((rows,)) == 2 for rows in (16, 32, 64)), "sizes of chunks, the second captured"
     assert (96,) not in prompts, "sizes between the powers of two"
     assert {len(counts) for counts in prompts} == {1, 2, 3}
-    assert done == [(place, 8) for place in range(8)]
+    assert done == [(place, 9) for place in range(9)]
+
+
+def test_a_few_rows_and_the_first_of_an_answer_are_run_as_behind_every_long_text(rig):
+    """Each of a chunk once, of an answer twice, first of all; then tables are as small as texts are."""
+    executor = Sizes()
+    made, _ = rig(executor, chunk=256, context=4000)
+    assert 32 * 64 < made.engine.context < 32 * 128
+    warm(made.engine)
+    wanted = []
+    for columns in (16, 32, 64, 128):
+        for rows in (16, 128):
+            wanted += [("prefill", rows, columns), ("verify", 1, columns)]
+    assert executor.seen[: len(wanted)] == wanted
+    assert max(columns for *_, columns in executor.seen[len(wanted) :]) == 16, "of a whole chunk"
+    executor.seen.clear()
+    made.generate([5, 9, 2], max_tokens=2)
+    assert executor.seen[0] == ("prefill", 2, 1)
+    assert executor.seen[1] == ("verify", 1, LEAST_BLOCKS)
+
+
+def test_a_round_that_fails_leaves_tables_as_they_were(rig):
+    made, _ = rig(Broken(), context=4000)
+    with pytest.raises(EngineError, match="no such kernel"):
+        warm(made.engine)
+    assert made.engine.programs.least_blocks == 1
 
 
 @pytest.mark.parametrize("steps", [1, 3])

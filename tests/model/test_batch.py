@@ -33,6 +33,21 @@ def row_sets(draw):
     )
 
 
+@pytest.mark.parametrize("seqs", [1, 2, 3])
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("least", [1, 16])
+def test_both_halves_of_a_table_begin_where_tensors_do(seqs, blocks, least):
+    """Kernels are compiled for what is known of a pointer: each would be there twice."""
+    table = {"full": SeqTable(tuple(range(10, 10 + blocks)), tuple(range(0, 4 * blocks, 4)))}
+    rows = [RowSet(s, 0, [1, 2], table) for s in range(seqs)]
+    made = make_batch("prefill", rows, least_blocks=least).table["full"]
+    assert made.block.data_ptr() % 16 == made.first.data_ptr() % 16 == 0
+    assert made.block.shape == made.first.shape == (seqs, max(least, blocks))
+    assert made.block[:, :blocks].tolist() == [list(table["full"].blocks)] * seqs
+    assert made.first[:, :blocks].tolist() == [list(table["full"].firsts)] * seqs
+    assert made.count.tolist() == [blocks] * seqs
+
+
 def ancestors(parents, row):
     found = [row]
     while parents[found[-1]] >= 0:
