@@ -45,6 +45,8 @@ takes two stages.
 """
 SPARE_BYTES = 4096
 """Of shared memory, for what is not a tile."""
+COMPANY = 32
+"""Sequences among which a program looks for its own, at least: each size is a kernel of its own."""
 GATES = {"": 0, "sigmoid": 1, "softplus": 2}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CODECS = ("q8_0", "fp8", "q4_0", "tq3_0")
@@ -133,6 +135,23 @@ def cut(
         if programs * splits >= room.multiprocessors // 2:
             break
     return made
+
+
+@lru_cache(maxsize=4096)
+def cut_together(
+    rows: int, seqs: int, places: int, heads: int, kv_heads: int, width: int, num_bytes: int, room: Room
+) -> Cut:
+    """The same for prompts of several sequences: the largest tile for all of them, however short they are
+    and whatever lies in front. Who comes together is chance, and each other tile would be compiled then.
+    """
+    shape = _tiles(seqs * TILES[0][0], seqs, heads // kv_heads, width, num_bytes, room)[0]
+    programs, per = shape.tiles(rows, seqs) * kv_heads, FEW_PROGRAMS if shape.m <= FEW else MANY_PROGRAMS
+    return evolve(shape, splits=splits_of(programs, places, shape.places, room.multiprocessors * per))
+
+
+def searched(seqs: int) -> int:
+    """Sequences among which a program of several looks for its own (`row_kernels.tile_of`)."""
+    return 1 if seqs == 1 else max(COMPANY, triton.next_power_of_2(seqs))
 
 
 def _tiles(rows: int, seqs: int, group: int, width: int, num_bytes: int, room: Room) -> list[Cut]:
@@ -357,7 +376,8 @@ def _shape(b: ForwardBatch, rows: int, region: Region, spec: AttentionSpec, room
     if spec.window is not None:
         places = min(places, spec.window + region.block_entries + (rows if seqs == 1 else 0))
     num_bytes = _compute_type(region).itemsize
-    return cut(rows, seqs, places, spec.heads, spec.kv_heads, max(_widths(spec)), num_bytes, room)
+    how = cut_together if b.phase == "prefill" and seqs > 1 else cut
+    return how(rows, seqs, places, spec.heads, spec.kv_heads, max(_widths(spec)), num_bytes, room)
 
 
 @frozen
@@ -465,7 +485,7 @@ def _attend(
         span=b.index if span is None else span, block=table.block, first=table.first, count=table.count,
         num_seqs=seqs, words=b.sees.shape[1], table_stride=table.block.stride(0), H=spec.heads,
         HK=spec.kv_heads, D=spec.head_dim, DV=spec.value_dim, DP=wide[0], DVP=wide[1], M=shape.m,
-        N=shape.places, RT=shape.rows, SB=triton.next_power_of_2(seqs), BLOCK=region.block_entries,
+        N=shape.places, RT=shape.rows, SB=searched(seqs), BLOCK=region.block_entries,
         HELD=b.phase == "held", SPAN=span is not None, SPLIT=shape.splits > 1, **ends.told, **_scores(spec),
         **codings, PTX=ptx_of(query.device), num_warps=shape.warps, num_stages=shape.stages,
         OVERLAP=overlap, launch_pdl=overlap,

@@ -15,7 +15,7 @@ from torch import Tensor
 from luce_backend_triton import bounds, delta_one, delta_trees
 from luce_backend_triton import delta_chunks as chunks
 from luce_backend_triton import delta_kernels as kernels
-from luce_backend_triton.attention import overlaps, room_of
+from luce_backend_triton.attention import overlaps, room_of, searched
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import DeltaSpec, ForwardBatch, SlotState
 from luce_core.contracts.staged import takes_padding
@@ -232,7 +232,7 @@ def _prompt(
     w = torch.empty(rows, heads, spec.key_dim, dtype=half, device=device)
     u = torch.empty(rows, heads, spec.value_dim, dtype=half, device=device)
     sums = torch.empty(rows, heads, device=device)
-    cut = {**dims, "DKP": wide[0], "CHUNK": chunk, "SB": triton.next_power_of_2(seqs)}
+    cut = {**dims, "DKP": wide[0], "CHUNK": chunk, "SB": searched(seqs)}
     chunks.solve[(many, heads)](
         k, v, beta, decay, w, u, sums, spec.a, spec.dt_bias, b.query_start, seqs, beta.stride(0),
         decay.stride(0), **cut, DVP=wide[1], PRECISE=_precise(device)[1], num_warps=WARPS["solve"],

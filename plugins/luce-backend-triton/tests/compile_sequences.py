@@ -95,7 +95,7 @@ def variants(target, dim, pairs):
         "DVP": dim,
         "PTX": arch,
     }
-    small = {"M": 16, "N": 16, "RT": 5, "SB": 4, "SPLIT": True}
+    small = {"M": 16, "N": 16, "RT": 5, "SB": attention.COMPANY, "SPLIT": True}
     yield attention_kernels.attend, {**heads, **all_of, **small, **overlap}, asked, {"num_warps": 8}
     if new:
         large = {**heads, **all_of, "HELD": False, "M": 64, "N": 32, "RT": 21, "SB": 1, "SPLIT": False}
@@ -110,7 +110,7 @@ def variants(target, dim, pairs):
     summed = {**ends, "DV": dim, "DVB": 32, "VT": 0, **overlap}
     yield attention_kernels.join, {**summed, "READY": False}, {}, {}
     yield attention_kernels.join, {**summed, "READY": True}, {"ready": "*fp16"}, {}
-    alike = {**heads, **all_of, "M": 32, "N": 32, "PART": 512, "SB": 4, **overlap}
+    alike = {**heads, **all_of, "M": 32, "N": 32, "PART": 512, "SB": attention.COMPANY, **overlap}
     apart = {"num_stages": 2, "enable_fp_fusion": False}
     yield invariant_attention.attend_parts, {**alike, "RT": 1}, asked, apart
     chunk_of = {**alike, "RT": 10, "HELD": False, "SPAN": True}

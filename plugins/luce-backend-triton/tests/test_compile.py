@@ -24,7 +24,7 @@ SMALL = Room(20, 65536, 65536)
 """Compute capability 7.5."""
 VOLTA = Room(80, 98304, 98304, mma=False)
 PASCAL = Room(20, 49152, 98304, mma=False)
-PLAIN = {"prepare", "prepare_dense", "finish", "dequantize", "most_of_pairs", "linear"}
+PLAIN = {"prepare", "prepare_dense", "finish", "dequantize", "most_of_pairs", "lengths", "linear"}
 SEQUENCES = {
     "make_rows", "attend", "attend_one", "held_one", "solve", "carry", "best_of_part", "attend_parts",
     "in_turn", "linear_floats",
