@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from luce_core.contracts import Done, EngineEvent, GenerationRequest, SamplingParams
+from luce_core.contracts import Done, EngineEvent, GenerationRequest, SamplingParams, Tokens
 from luce_core.engine.staged import LEAST_BLOCKS
 from luce_core.engine.staged_prefill import ROW_BUCKETS
 from luce_core.errors import EngineError
@@ -42,9 +43,13 @@ class Round:
     prompts: Sequence[int]
     """Lengths."""
     tokens: int
-    """Of each answer."""
+    """Of each answer, after which it is cancelled where there are drafters: they propose as much as they may
+    of an answer that goes on.
+    """
     kinds: Sequence[SamplingParams] = KINDS
     """One after the other."""
+    ends: bool = False
+    """Whether answers come to their end, where trees of candidates become smaller step by step."""
     columns: int = 1
     """Of block tables, at least. How a step is computed goes by the size of its tables, and what it reads by
     what is used of them: so this is the step of a long text, without the text.
@@ -75,7 +80,7 @@ def warm(engine: LuceEngine, progress: Callable[[int, int], None] | None = None)
 
 def _rounds(engine: LuceEngine) -> Iterator[Round]:
     tokens = _tokens(engine)
-    longest = engine.context - tokens - 1
+    longest = engine.context - tokens - engine.nodes - 1
     if longest < 1:
         return
     yield Round([min(engine.row_budget + SHORT, longest)], tokens)  # a whole chunk, and what is left
@@ -87,19 +92,24 @@ def _rounds(engine: LuceEngine) -> Iterator[Round]:
         yield Round([min(SHORT + place, longest) for place in range(count)], tokens)
         if count > 1 and (count & (count - 1) == 0 or count == most):
             yield Round([min(engine.row_budget // count, longest)] * count, tokens)  # large tiles, of several
+    if engine.nodes:
+        yield Round([min(SHORT, longest)], engine.nodes + TWICE, ends=True)
 
 
 def _behind_long_texts(engine: LuceEngine) -> Iterator[Round]:
-    """A few rows, and the first of an answer, twice for each size a block table can have. First of all, so
-    that ordinary steps are the ones that were used last.
+    """A few rows, and the first of an answer, twice for each size a block table can have: with drafters once
+    alone and once with a whole tree, and smaller ones in the largest. First of all, so that ordinary steps
+    are the ones that were used last.
     """
     most = -(-engine.context // engine.block_tokens)
     columns = LEAST_BLOCKS
     while columns < most:
         columns *= 2
         for rows in BEHIND:
-            if rows < min(engine.row_budget, engine.context - 2):
-                yield Round([rows + 1], 1, KINDS[:1], columns)
+            if rows < min(engine.row_budget, engine.context - engine.nodes - 2):
+                yield Round([rows + 1], 1, KINDS[:1], ends=rows == BEHIND[0], columns=columns)
+    if engine.nodes and columns > LEAST_BLOCKS and SHORT + engine.nodes + TWICE < engine.context:
+        yield Round([SHORT], engine.nodes + TWICE, KINDS[:1], ends=True, columns=columns)
 
 
 def _tokens(engine: LuceEngine) -> int:
@@ -109,15 +119,21 @@ def _tokens(engine: LuceEngine) -> int:
 
 def _answer(engine: LuceEngine, round: Round, params: SamplingParams) -> None:
     failed: list[str] = []
+    come: Counter[str] = Counter()
+    more = 0 if round.ends else engine.nodes
 
     def sink(event: EngineEvent) -> None:
         if isinstance(event, Done) and event.error:
             failed.append(event.error)
+        if isinstance(event, Tokens):
+            come[event.request] += len(event.ids)
+            if more and come[event.request] >= round.tokens:
+                engine.cancel(event.request)
 
     for number, length in enumerate(round.prompts):
         # Tokens of its own, so that nothing of a prompt is cached and all run at the same time.
         prompt = tuple((7919 * (place + 1) + 104729 * number) % engine.spec.vocab for place in range(length))
-        engine.submit(GenerationRequest(f"warm-up {number}", prompt, round.tokens, params), sink)
+        engine.submit(GenerationRequest(f"warm-up {number}", prompt, round.tokens + more, params), sink)
     while engine.step():
         pass
     engine.blocks.clear()

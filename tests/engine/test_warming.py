@@ -9,6 +9,7 @@ from luce_core.engine.executor import EagerExecutor
 from luce_core.engine.staged import LEAST_BLOCKS
 from luce_core.engine.warming import KINDS, warm
 from luce_core.errors import EngineError
+from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.pipeline import EngineRig
 from luce_core.testing.staging import AheadExecutor
 
@@ -112,6 +113,51 @@ def test_a_few_rows_and_the_first_of_an_answer_are_run_as_behind_every_long_text
     made.generate([5, 9, 2], max_tokens=2)
     assert executor.seen[0] == ("prefill", 2, 1)
     assert executor.seen[1] == ("verify", 1, LEAST_BLOCKS)
+
+
+def test_drafters_propose_as_much_as_ever_they_will(rig):
+    """Whole trees of every number of sequences and behind long texts; at an answer's end smaller ones."""
+    executor = Watching()
+    made, _ = rig(
+        executor, drafters=[ScriptedDrafter(chain)], chunk=256, context=1000, max_sequences=2, draft_nodes=7
+    )
+    widths = noted_widths(made.engine)
+    warm(made.engine)
+    held = [counts for program, counts in executor.seen if program == "verify"]
+    for count in (1, 2):
+        assert held.count((8,) * count) >= 4
+    assert {(rows,) for rows in range(1, 9)} <= set(held)
+    for columns in (16, 32):
+        assert (1, columns) in widths
+        assert (8, columns) in widths
+    assert {(rows, 32) for rows in range(1, 9)} <= set(widths)
+    assert not made.engine.running
+    made.engine.blocks.check_integrity()
+
+
+@pytest.mark.parametrize("context", [30, 300])
+def test_trees_as_large_as_the_context_leave_nothing_that_fails(rig, context):
+    made, _ = rig(Watching(), drafters=[ScriptedDrafter(chain)], chunk=512, context=context, draft_nodes=290)
+    warm(made.engine)
+    assert not made.engine.counters["requests"]
+
+
+def chain(text, capacity):
+    return [(text[-1] + 1) % 250] * capacity, range(-1, capacity - 1)
+
+
+def noted_widths(engine):
+    """-> (rows, columns) of every held step of one sequence, as they come."""
+    batch, seen = engine.programs._batch, []
+
+    def noting(phase, rows):
+        made = batch(phase, rows)
+        if phase == "held" and len(rows) == 1:
+            seen.append((len(rows[0].tokens), max(table.block.shape[1] for table in made.table.values())))
+        return made
+
+    engine.programs._batch = noting
+    return seen
 
 
 def test_a_round_that_fails_leaves_tables_as_they_were(rig):

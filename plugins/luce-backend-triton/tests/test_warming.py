@@ -20,6 +20,7 @@ from luce_core.contracts import API, DeviceInfo, PluginInfo
 from luce_core.engine.warming import warm
 from luce_core.hookspecs import hookimpl
 from luce_core.testing.dense import write_dense_model
+from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.pipeline import EngineRig, make_pipeline
 
 DENSE_HOOKS = "luce_core.testing.dense.hooks"
@@ -75,7 +76,7 @@ def codes(monkeypatch):
 
 @pytest.fixture
 def rig(tmp_path, monkeypatch):
-    """rig(context, sequences) -> an engine of the layer `triton` over a dense model."""
+    """rig(context, sequences, drafters) -> an engine of the layer `triton` over a dense model."""
     module = ModuleType("luce_launches_hooks")
     layers = [evolve(layer, features=frozenset(), prepare="") for layer in hooks.luce_register_ops()]
     module.luce_plugin_info = hookimpl(lambda: PluginInfo(name="launches", api=API))
@@ -84,7 +85,7 @@ def rig(tmp_path, monkeypatch):
     module.luce_register_devices = hookimpl(lambda: [cpu])
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
-    def make(context, sequences):
+    def make(context, sequences, drafters=()):
         options = {
             "op_layer": ("triton",), "ctx_size": context, "max_sequences": sequences, "chunk": 2048,
             "cache_type_k": "f16", "cache_type_v": "f16",
@@ -92,9 +93,8 @@ def rig(tmp_path, monkeypatch):
         path = write_dense_model(tmp_path / "dense.gguf", quant="Q8_0", layers=1)
         executor = GraphExecutor("cpu", Replay, prompts=True)
         executor.compiles = True
-        return EngineRig(
-            evolve(make_pipeline(path, DENSE_HOOKS, module.__name__, options=options), executor=executor)
-        )
+        made = make_pipeline(path, DENSE_HOOKS, module.__name__, options=options, drafters=drafters)
+        return EngineRig(evolve(made, executor=executor))
 
     return make
 
@@ -136,6 +136,19 @@ def test_several_texts_meet_no_other_kernel(rig, codes, sequences):
         texts = [[(7 * place + s) % 250 for place in range(length + 3 * s)] for s in range(sequences)]
         made.generate(*texts, max_tokens=3)
         assert not new(codes, before), f"of {sequences} texts of {length}"
+
+
+def chain(text, capacity):
+    return [(text[-1] + 1) % 250] * capacity, range(-1, capacity - 1)
+
+
+def test_trees_behind_no_text_meet_another_kernel(rig, codes):
+    made = rig(LONGEST, 1, [ScriptedDrafter(chain)])
+    warm(made.engine)
+    before = set(codes)
+    for length in (9, 40, 170, 300, 900, 2500, 7000, 20_000, 100_000):
+        made.generate([(7 * place + length) % 250 for place in range(length)], max_tokens=19)
+        assert not new(codes, before), f"of a prompt of {length}"
 
 
 @pytest.mark.parametrize("room", [H200, attention.Room(20, 64 << 10, False)], ids=["9.0", "7.5"])
