@@ -88,6 +88,8 @@ def _rounds(engine: LuceEngine) -> Iterator[Round]:
         if rows < min(engine.row_budget, longest) and rows & (rows - 1) == 0:
             yield Round([rows + 1], tokens)
     most = min(engine.slots, MOST_TOGETHER)
+    for rows in range(FEW, SHORT + 1, FEW) if most > 1 else ():  # of two together: not filled up to a bucket
+        yield Round([min(rows // 2 + 1, longest)] * 2, 1, KINDS[:1])
     for count in sorted({*range(1, min(FEW, most)), *range(FEW, most + 1, FEW), most}):
         yield Round([min(SHORT + place, longest) for place in range(count)], tokens)
         if count > 1 and (count & (count - 1) == 0 or count == most):

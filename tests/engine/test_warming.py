@@ -91,10 +91,11 @@ def test_steps_of_every_number_of_sequences_and_a_whole_chunk_were_run(rig):
     assert all(held.count((1,) * count) >= 4 for count in (1, 2, 3)), "captured in the second, of each kind"
     prompts = [counts for program, counts in executor.seen if program == "prefill"]
     assert {(128,), (63, 63)} <= set(prompts)
+    assert {(4, 4), (8, 8), (12, 12)} <= set(prompts), "few rows of several"
     assert all(prompts.count((rows,)) == 2 for rows in (16, 32, 64)), "sizes of chunks, the second captured"
     assert (96,) not in prompts, "sizes between the powers of two"
     assert {len(counts) for counts in prompts} == {1, 2, 3}
-    assert done == [(place, 9) for place in range(9)]
+    assert done == [(place, 12) for place in range(12)]
 
 
 def test_a_few_rows_and_the_first_of_an_answer_are_run_as_behind_every_long_text(rig):
