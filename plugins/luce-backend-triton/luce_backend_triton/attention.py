@@ -174,6 +174,13 @@ def _tiles(rows: int, seqs: int, group: int, width: int, num_bytes: int, room: R
     return list(found.values())
 
 
+def joins(shape: Cut, turned_back: int) -> bool:
+    """Whether `join` gives the result. turned_back: values that are turned back together, 0 for none. A large
+    tile has no registers for that: its sums went to 3.5 KB of stack, which the card keeps for every thread.
+    """
+    return shape.splits > 1 or (shape.m > FEW and turned_back > 0)
+
+
 def splits_of(programs: int, places: int, each: int, wanted: int) -> int:
     """Parts the places of a sequence are cut into, so that `programs` times as many are those wanted."""
     wanted = -(-wanted // max(1, programs))
@@ -389,12 +396,14 @@ class Ends:
     out: Tensor
     """f32[T, H·Dv]."""
     splits: int
+    joined: bool
+    """Whether sums of splits, or of the only one, become the result in a launch of their own."""
     known: Known | None
     """Of v, where it bounds values."""
 
     def join(self, rows: int, spec: AttentionSpec, turned_back: int, overlap: bool) -> Tensor:
         """-> `out`, after the launch that made it or the sums of its splits, which leave it ready too."""
-        if self.splits == 1:
+        if not self.joined:
             return self.out
         step = min(JOINED, triton.next_power_of_2(self.splits))
         part = max(min(_widths(spec)[1], JOIN_COLS), turned_back)
@@ -421,14 +430,16 @@ def bound_of(b: ForwardBatch, v: Tensor | None, region: Region, spec: AttentionS
 
 def _ends(
     b: ForwardBatch, rows: int, spec: AttentionSpec, gate: Tensor | None, splits: int,
-    known: Known | None = None,
+    joined: bool = False, known: Known | None = None,
 ) -> Ends:  # fmt: skip
+    """joined: see `joins`."""
     device = b.index.device
     made = torch.zeros if b.padded else torch.empty
     out = made(rows, spec.heads * spec.value_dim, device=device)
-    parts = peaks = out
+    parts = peaks = out  # the sums of one split lie where the result will
     if splits > 1:
         parts = made(splits, rows, spec.heads, spec.value_dim, device=device)
+    if joined:
         peaks = made(splits, rows, spec.heads, 2, device=device)
     given, row_apart, head_apart = gate_of(gate, spec, out)
     told = {
@@ -436,7 +447,7 @@ def _ends(
         "sinks": out if spec.sinks is None else spec.sinks, "SINKS": spec.sinks is not None,
         "GATE": GATES[spec.gate], "PER_HEAD": spec.gate_per_head, "num_rows": rows, "splits": splits,
     }  # fmt: skip
-    return Ends(told, out, splits, known)
+    return Ends(told, out, splits, joined, known)
 
 
 def _scores(spec: AttentionSpec) -> dict[str, Any]:
@@ -456,7 +467,7 @@ def _one_each(
     shape = _shape(b, rows, region, spec, room_of(q.device))
     if shape.m > FEW or shape.m * max(wide) > ONE:
         return None
-    ends = _ends(b, rows, spec, gate, shape.splits, bound_of(b, v, region, spec))
+    ends = _ends(b, rows, spec, gate, shape.splits, shape.splits > 1, bound_of(b, v, region, spec))
     given = _row_arguments(b, q, k, v, region, spec)
     one_row_kernels.attend_one[(rows, spec.kv_heads, shape.splits)](
         **given, **ends.told, **_scores(spec), DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
@@ -475,8 +486,10 @@ def _attend(
     if rows == 0:
         return _ends(b, rows, spec, gate, 1).out
     shape, wide = _shape(b, rows, region, spec, room_of(query.device)), _widths(spec)
-    ends, overlap = _ends(b, rows, spec, gate, shape.splits, known), overlaps(query.device)
     scales_k, scales_v, codings = codings_of(region)
+    joined = joins(shape, codings["VT"])
+    ends = _ends(b, rows, spec, gate, shape.splits, joined, known)
+    overlap = overlaps(query.device)
     table = b.table[region.group]
     span = b.span if b.phase == "prefill" and spec.bidirectional_spans else None
     kernels.attend[(shape.tiles(rows, seqs), spec.kv_heads, shape.splits)](
@@ -486,7 +499,7 @@ def _attend(
         num_seqs=seqs, words=b.sees.shape[1], table_stride=table.block.stride(0), H=spec.heads,
         HK=spec.kv_heads, D=spec.head_dim, DV=spec.value_dim, DP=wide[0], DVP=wide[1], M=shape.m,
         N=shape.places, RT=shape.rows, SB=searched(seqs), BLOCK=region.block_entries,
-        HELD=b.phase == "held", SPAN=span is not None, SPLIT=shape.splits > 1, **ends.told, **_scores(spec),
+        HELD=b.phase == "held", SPAN=span is not None, SPLIT=ends.joined, **ends.told, **_scores(spec),
         **codings, PTX=ptx_of(query.device), num_warps=shape.warps, num_stages=shape.stages,
         OVERLAP=overlap, launch_pdl=overlap,
     )  # fmt: skip

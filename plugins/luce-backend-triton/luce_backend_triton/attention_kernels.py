@@ -241,10 +241,11 @@ def attend(
                 j = token - committed
                 inside = here & (j >= 0) & (j < rows)
                 j = tl.where(inside, j, 0)
-                to = sees + row[:, None].to(tl.int64) * words + (j // 64)[None, :]
-                word = tl.load(to, mask=inside[None, :], other=0)
-                seen = ((word >> (j % 64)[None, :].to(tl.int64)) & 1) != 0
-                seen = tl.where(inside[None, :], seen, (here & (token < committed))[None, :])
+                seen = tl.zeros((M, N), tl.int1) | (here & (token < committed))[None, :]
+                for w in range((rows + 63) // 64):  # one word of a row at a time, not one for every place
+                    word = tl.load(sees + row.to(tl.int64) * words + w)
+                    bit = (word[:, None] >> (j % 64)[None, :].to(tl.int64)) & 1
+                    seen = seen | ((inside & (j // 64 == w))[None, :] & (bit != 0))
                 if WINDOW:
                     at = tl.where(inside, tl.load(index + start + j, mask=inside, other=0), token)
             else:

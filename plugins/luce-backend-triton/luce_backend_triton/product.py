@@ -31,8 +31,10 @@ which programs of another launch would each have to read the whole row.
 """
 PORTABLE_LIMIT = 64
 """Most rows the Triton product takes; more go through dense weights."""
-PORTABLE_TILE, PORTABLE_SMALL = 64, 16
+PORTABLE_TILE, PORTABLE_SMALL = 32, 16
 """Rows of x it takes at a time, and where Triton has no tensor cores."""
+PORTABLE_ROWS, PORTABLE_WARPS = 16, 8
+"""Of W, and warps of a program: what the codes of more become finds no registers (LOG.md 2026-12-01)."""
 ACTS = ("silu", "gelu", "gelu_tanh", "relu")
 NOTHING = Behind()
 
@@ -211,13 +213,13 @@ def portable(matrix: Matrix, rows: Rows, behind: Behind, block: int) -> Tensor:
     x, factors = rows.dense()
     m = x.shape[0]
     y = torch.empty(m, matrix.rows, device=x.device)
-    tile = max(16, min(512, triton.next_power_of_2(matrix.rows)) if kernels.INTERPRETED else 32)
+    tile = max(16, min(512, triton.next_power_of_2(matrix.rows)) if kernels.INTERPRETED else PORTABLE_ROWS)
     kernels.linear[(-(-matrix.rows // tile), -(-m // block))](
         x, factors, *matrix.views(), y,
         y if scale is None else scale, y if bias is None else bias, y if residual is None else residual,
         m, matrix.rows, matrix.blocks, 0 if residual is None else residual.stride(0), y.stride(0),
         HAS_SCALE=scale is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, M=block,
-        ROWS=tile, num_warps=4, **matrix.constants(),
+        ROWS=tile, num_warps=PORTABLE_WARPS, **matrix.constants(),
     )  # fmt: skip
     return y
 

@@ -6,6 +6,7 @@ Prints one line per kernel and target: name, target, "ok".
 
 from __future__ import annotations
 
+import re
 import sys
 
 import compile_cuda
@@ -22,6 +23,14 @@ POINTERS = {
 }  # fmt: skip
 
 
+STACK_BYTES = 1 << 10
+"""What a context keeps for each thread that may run. For a kernel that wants more the driver keeps that for
+all threads of the card: 3.5 KB took 0.65 GB of an H200, which no plan counts.
+"""
+STACK_CHECKED = ("cuda:90", "cuda:100", "cuda:110")
+"""Others have fewer registers or shared memory for a tile, and not all kernels keep to that there."""
+LARGER_STACKS = {"in_turn": 1536}
+"""Of --deterministic alone, with heads of 128."""
 LDS_BYTES = 64 << 10
 """Shared memory of a work group of AMD's."""
 
@@ -53,7 +62,17 @@ def compiled(kernel, signature, places, target, options=None, known=None):
     assert made.asm
     shared, most = made.metadata.shared, room_of(target)
     assert shared <= most, f"{kernel.fn.__name__} wants {shared} bytes of shared memory; {target} has {most}"
+    if target in STACK_CHECKED:
+        usage = compile_cuda.dump(made.asm["cubin"], "-res-usage")
+        name = kernel.fn.__name__
+        check_stack(f"{name} for {target}", usage, LARGER_STACKS.get(name, STACK_BYTES))
     return made
+
+
+def check_stack(what, usage, most=STACK_BYTES):
+    """usage: as cuobjdump -res-usage says it."""
+    (stack,) = (int(one) for one in re.findall(r"STACK:(\d+)", usage))
+    assert stack <= most, f"{what} wants {stack} bytes of stack; there are {most}"
 
 
 def constants(name):
@@ -87,7 +106,8 @@ def variants(target):
     yield kernels.lengths, {**constants("Q4_K"), "ROWS": 16}, {"out": "*fp32"}
     rows = product.PORTABLE_TILE if ability.matrix else product.PORTABLE_SMALL
     for m in {16, rows}:
-        yield kernels.linear, {**constants("Q6_K"), **has, "M": m, "ROWS": 32}, {"x": "*fp16"}
+        tile = {"M": m, "ROWS": product.PORTABLE_ROWS}
+        yield kernels.linear, {**constants("Q6_K"), **has, **tile}, {"x": "*fp16"}
 
 
 def main(targets):
@@ -98,7 +118,10 @@ def main(targets):
                 for name in kernel.arg_names
             }
             places = {(kernel.arg_names.index(name),): value for name, value in constexprs.items()}
-            compiled(kernel, signature, places, target)
+            wide = kernel is kernels.linear
+            compiled(
+                kernel, signature, places, target, {"num_warps": product.PORTABLE_WARPS} if wide else None
+            )
             print(kernel.fn.__name__, target, "ok", flush=True)
 
 

@@ -9,6 +9,7 @@ waited for.
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 
@@ -234,34 +235,89 @@ def filters(numbers, overlap):
             yield choice_kernels.add_choices, choices, numbers, {}
 
 
+WIDE = {"heads": 24, "kv_heads": 4, "dim": 256}
+"""Attention of Qwen3.5-27B: the most registers a tile wants."""
+WIDE_BATCHES = ((2048, False), (256, False), (24, True))
+"""Rows of one sequence, of a prompt or held, behind 40,000 places."""
+
+
+def wide_attention(target, pairs):
+    """As `variants`: `attend` for WIDE, cut as such a card cuts it."""
+    ability, dim = ability_of(target), WIDE["dim"]
+    card = attention.Room(132, room_of(target), ability.matrix)
+    arch = int(target.partition(":")[2]) if target.startswith("cuda") else 0
+    heads = {"H": WIDE["heads"], "HK": WIDE["kv_heads"], "D": dim, "DV": dim, "DP": dim, "DVP": dim}
+    alike = {
+        "BLOCK": 32, "WINDOW": False, "CAP": False, "SINKS": False, "SPAN": False, "GATE": 1,
+        "PER_HEAD": False, "PTX": arch, "SB": 1, "OVERLAP": ability.overlap,
+    }  # fmt: skip
+    for k_codec, v_codec in (("", ""), *pairs):
+        codes = codings(k_codec, v_codec, dim)
+        kept = {"turned_q": "*fp16", "q": "*fp16", "window": "i32"}
+        for letter, codec in (("k", k_codec), ("v", v_codec)):
+            kept |= {f"pages_{letter}": "*u8" if codec else "*fp16", f"scales_{letter}": "*fp16"}
+        for rows, held in WIDE_BATCHES:
+            cut = attention.cut(rows, 1, 40_000, WIDE["heads"], WIDE["kv_heads"], dim, 2, card)
+            shape = {"M": cut.m, "N": cut.places, "RT": cut.rows, "SPLIT": attention.joins(cut, codes["VT"])}
+            options = {"num_warps": cut.warps, "num_stages": cut.stages}
+            yield attention_kernels.attend, {**heads, **alike, **codes, **shape, "HELD": held}, kept, options
+
+
 FEW_PAIRS = (("tq3_0", "q8_0"),)
 FEW = (
     "make_rows", "attend", "attend_one", "held_one", "solve", "carry", "best_of_part", "attend_parts",
     "in_turn", "linear_floats",
 )  # fmt: skip
 """With those of compile_kernels.py, which are small."""
-EVENTS = re.compile(r"(wgmma\.mma_async|fence\.proxy\.async|bar\.sync|st\.shared|stmatrix)")
+EVENTS = re.compile(
+    r"(?P<what>wgmma\.mma_async|fence\.proxy\.async|bar\.sync|st\.shared|stmatrix|\bret\b)"
+    r"|(?P<label>\$\w+):"
+    r"|(?P<maybe>@!?%\w+\s+)?bra(?:\.uni)?\s+(?P<to>\$\w+)"
+)
 
 
 def check_fences(ptx):
-    """Between a store to shared memory and the product of Hopper's tensor cores behind it: a fence, and
-    behind that a barrier. Triton 3.6 has left the barrier out (see `product` in attention_kernels.py).
+    """Between a store to shared memory and the product of Hopper's tensor cores behind it, whichever way a
+    thread takes: a fence, and behind that a barrier. Triton 3.6 has left the barrier out (see `product` in
+    attention_kernels.py).
     """
-    fenced = waited = True
-    for event in EVENTS.findall(ptx):
-        if event in ("st.shared", "stmatrix"):
+    steps = list(EVENTS.finditer(ptx))
+    labels = {one["label"]: at for at, one in enumerate(steps) if one["label"]}
+    seen, ahead = set(), [(0, True, True)]  # a step; whether what was stored is fenced, and waited for
+    while ahead:
+        state = at, fenced, waited = ahead.pop()
+        if state in seen or at == len(steps):
+            continue
+        seen.add(state)
+        one = steps[at]
+        if one["to"]:
+            ahead.append((labels[one["to"]], fenced, waited))
+            if not one["maybe"]:
+                continue
+        elif one["what"] == "ret":
+            continue
+        elif one["what"] in ("st.shared", "stmatrix"):
             fenced = waited = False
-        elif event == "fence.proxy.async":
+        elif one["what"] == "fence.proxy.async":
             fenced = True
-        elif event == "bar.sync":
+        elif one["what"] == "bar.sync":
             waited = waited or fenced
-        else:
+        elif one["what"]:
             assert waited, "an operand of wgmma is read before it is published"
+        ahead.append((at + 1, fenced, waited))
+
+
+def changes_layout(constexprs):
+    """Whether a mask goes through shared memory in front of a product, which check_fences takes for an
+    operand: of held rows of wide heads, whose values come by asynchronous copies.
+    """
+    return constexprs.get("DVP") == WIDE["dim"] and constexprs["HELD"] and not constexprs["VC"]
 
 
 def main(targets, dim, names=(), pairs=CODEC_PAIRS):
     for target in targets:
-        for kernel, constexprs, types, options in variants(target, dim, pairs):
+        every = itertools.chain(variants(target, dim, pairs), wide_attention(target, pairs))
+        for kernel, constexprs, types, options in every:
             if names and kernel.fn.__name__ not in names:
                 continue
             signature = {
@@ -275,7 +331,8 @@ def main(targets, dim, names=(), pairs=CODEC_PAIRS):
                 if signature[name].startswith("*")
             }
             made = compiled(kernel, signature, places, target, options, aligned)
-            if kernel in (attention_kernels.attend, delta_kernels.held_tree) and target == "cuda:90":
+            multiplies = kernel in (attention_kernels.attend, delta_kernels.held_tree)
+            if multiplies and target == "cuda:90" and not changes_layout(constexprs):
                 check_fences(made.asm["ptx"])
             print(kernel.fn.__name__, target, "ok", flush=True)
 

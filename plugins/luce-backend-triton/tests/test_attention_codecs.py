@@ -177,3 +177,32 @@ def test_accepted_rows_move_by_whole_words(device):
     state.commit_pages(None, b, commit, [w.region])  # without ops: the reference would need some
     for name, page in other.fields.items():
         assert torch.equal(w.region.fields[name], page)
+
+
+class Counted:
+    """A Triton kernel, and how often it is launched."""
+
+    def __init__(self, kernel):
+        self.kernel, self.count = kernel, 0
+
+    def __getitem__(self, grid):
+        self.count += 1
+        return self.kernel[grid]
+
+
+@pytest.mark.parametrize(("v_type", "launches"), [("q8_0", 1), ("tq3_0", 1), ("", 0)])
+@pytest.mark.parametrize("gate", ["", "sigmoid"])
+def test_sums_of_large_tiles_are_turned_back_by_a_launch_of_their_own(
+    device, attention, monkeypatch, v_type, launches, gate
+):
+    if attention is invariant:
+        pytest.skip("It always adds up parts.")
+    s = spec(dim=64, value_dim=64, gate=gate, sinks=SINKS)
+    w = world_of(device, "q8_0", v_type, s)
+    join = Counted(plain.kernels.join)
+    monkeypatch.setattr(plain.kernels, "join", join)
+    b = w.batch("prefill", w.rows(1, 13, 40))
+    assert plain._shape(b, 40, w.region, s, plain.EMULATED).m > plain.FEW
+    assert plain._shape(b, 40, w.region, s, plain.EMULATED).splits == 1
+    compare(w, b, s)
+    assert join.count == launches

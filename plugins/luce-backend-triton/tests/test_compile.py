@@ -17,6 +17,7 @@ from luce_core.errors import EngineError
 
 sys.path.insert(0, str(Path(__file__).parent))
 import compile_cuda
+import compile_kernels
 import compile_sequences
 
 H200 = Room(132, 232448, 233472)
@@ -61,6 +62,10 @@ def test_triton_kernels_compile(tmp_path):
         ("stmatrix fence.proxy.async wgmma.mma_async", False),
         ("st.shared fence.proxy.async bar.sync wgmma.mma_async bar.sync wgmma.mma_async", True),
         ("st.shared fence.proxy.async bar.sync wgmma.mma_async st.shared wgmma.mma_async", False),
+        ("st.shared fence.proxy.async bra $B; $A: wgmma.mma_async ret; $B: bar.sync bra $A;", True),
+        ("st.shared fence.proxy.async @%p1 bra $B; wgmma.mma_async ret; $B: bar.sync ret;", False),
+        ("$A: wgmma.mma_async st.shared fence.proxy.async bar.sync @!%p2 bra $A; ret;", True),
+        ("$A: wgmma.mma_async st.shared fence.proxy.async @%p2 bra $A; ret;", False),
     ],
 )
 def test_operands_that_are_not_published_are_found(events, right):
@@ -89,6 +94,16 @@ def test_a_missing_instruction_and_spilled_registers_are_found():
     assert not any("no LDG" in one for one in wrong)
     assert any("bytes of stack" in one for one in wrong)
     assert any("spilled" in one for one in wrong)
+
+
+@pytest.mark.parametrize(("stack", "right"), [(0, True), (1024, True), (1032, False)])
+def test_a_stack_that_the_driver_would_make_room_for_is_found(stack, right):
+    usage = f"Function attend:\n  REG:255 STACK:{stack} SHARED:0 LOCAL:0\n"
+    if right:
+        compile_kernels.check_stack("attend for cuda:90", usage)
+    else:
+        with pytest.raises(AssertionError, match="attend for cuda:90 wants 1032 bytes of stack"):
+            compile_kernels.check_stack("attend for cuda:90", usage)
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
