@@ -21,9 +21,9 @@ GRAPH_BYTES = 64 << 20
 """What the driver keeps of one program's captured steps: `executor.MOST_BUCKETS` of a thousand nodes each."""
 CAPTURED = 2
 """Programs that are captured: prompts, and rows that are held."""
-DRIVER_BYTES = 660 << 20
-"""Context, modules of kernels, tables: 0.65 GB of an H200 after loading and 0.04 in the end, beside graphs
-(LOG.md 2026-11-30). Cards of fewer multiprocessors take less.
+DRIVER_BYTES = 640 << 20
+"""Context, modules of kernels, tables: 0.65 GB of an H200 after loading and 0.02 in the end, beside graphs
+(LOG.md 2026-12-01). Cards of fewer multiprocessors take less.
 """
 LIBRARY_BYTES = 32 << 20
 """What torch allocates for cuBLAS on each stream from compute capability 9.0 on: one for plain calls, one for

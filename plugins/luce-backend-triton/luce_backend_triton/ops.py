@@ -144,6 +144,7 @@ class Layer:
             if made is not None:
                 return self._out(ops, made, down, residual, post, scale)
         gate, up = self._all(ops, rows, gate_up)
+        del rows  # and x as halves with it
         if gate.stride() != up.stride():
             gate, up = gate.contiguous(), up.contiguous()
         return self._out(ops, Rows(gate, None, up, act, clamp), down, residual, post, scale)
