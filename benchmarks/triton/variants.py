@@ -1,6 +1,6 @@
 """A decode step of a whole model on one CUDA device, with one thing of the plugin set otherwise at a time.
 
-    python benchmarks/triton/variants.py --model qwen3.5-0.8b:q8_0 attention.ALONE=64 \\
+    python benchmarks/triton/variants.py --model qwen3.5-0.8b:q8_0 attention_cuts.ALONE=64 \\
         shapes.SMALL_TILES=4,shapes.NARROW=0 define.IMMA=0 route.TILE=2
 
 Each argument is one variant: names of `luce_backend_triton` modules with the values they get, or definitions

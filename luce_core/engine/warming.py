@@ -37,7 +37,7 @@ for a device by themselves.
 
 
 @frozen
-class Round:
+class Trial:
     """Made-up requests that run together."""
 
     prompts: Sequence[int]
@@ -60,14 +60,14 @@ def warm(engine: LuceEngine, progress: Callable[[int, int], None] | None = None)
     """Answer made-up requests, then forget them: nothing stays cached, nothing is counted.
 
     Before the engine serves anyone, on the thread that calls. Raises EngineError with the engine's own words
-    when one fails: a user's would too. progress: rounds done, of how many.
+    when one fails: a user's would too. progress: trials done, of how many.
     """
     if not engine.executor.compiles:
         return
-    start, rounds = time.monotonic(), [*_behind_long_texts(engine), *_rounds(engine)]
-    for done, one in enumerate(rounds):
+    start, trials = time.monotonic(), [*_behind_long_texts(engine), *_trials(engine)]
+    for done, one in enumerate(trials):
         if progress is not None:
-            progress(done, len(rounds))
+            progress(done, len(trials))
         engine.programs.least_blocks = one.columns
         try:
             for params in one.kinds:
@@ -75,30 +75,30 @@ def warm(engine: LuceEngine, progress: Callable[[int, int], None] | None = None)
         finally:
             engine.programs.least_blocks = 1
     engine.start_over()
-    log.info("tried %d kinds of steps in %.1f s", len(rounds), time.monotonic() - start)
+    log.info("tried %d kinds of steps in %.1f s", len(trials), time.monotonic() - start)
 
 
-def _rounds(engine: LuceEngine) -> Iterator[Round]:
+def _trials(engine: LuceEngine) -> Iterator[Trial]:
     tokens = _tokens(engine)
     longest = engine.context - tokens - engine.nodes - 1
     if longest < 1:
         return
-    yield Round([min(engine.row_budget + SHORT, longest)], tokens)  # a whole chunk, and what is left
+    yield Trial([min(engine.row_budget + SHORT, longest)], tokens)  # a whole chunk, and what is left
     for rows in ROW_BUCKETS:  # all of a prompt but its last token; sizes between wait for their second prompt
         if rows < min(engine.row_budget, longest) and rows & (rows - 1) == 0:
-            yield Round([rows + 1], tokens)
+            yield Trial([rows + 1], tokens)
     most = min(engine.slots, MOST_TOGETHER)
     for rows in range(FEW, SHORT + 1, FEW) if most > 1 else ():  # of two together: not filled up to a bucket
-        yield Round([min(rows // 2 + 1, longest)] * 2, 1, KINDS[:1])
+        yield Trial([min(rows // 2 + 1, longest)] * 2, 1, KINDS[:1])
     for count in sorted({*range(1, min(FEW, most)), *range(FEW, most + 1, FEW), most}):
-        yield Round([min(SHORT + place, longest) for place in range(count)], tokens)
+        yield Trial([min(SHORT + place, longest) for place in range(count)], tokens)
         if count > 1 and (count & (count - 1) == 0 or count == most):
-            yield Round([min(engine.row_budget // count, longest)] * count, tokens)  # large tiles, of several
+            yield Trial([min(engine.row_budget // count, longest)] * count, tokens)  # large tiles, of several
     if engine.nodes:
-        yield Round([min(SHORT, longest)], engine.nodes + TWICE, ends=True)
+        yield Trial([min(SHORT, longest)], engine.nodes + TWICE, ends=True)
 
 
-def _behind_long_texts(engine: LuceEngine) -> Iterator[Round]:
+def _behind_long_texts(engine: LuceEngine) -> Iterator[Trial]:
     """A few rows, and the first of an answer, twice for each size a block table can have: with drafters once
     alone and once with a whole tree, and smaller ones in the largest. First of all, so that ordinary steps
     are the ones that were used last.
@@ -109,9 +109,9 @@ def _behind_long_texts(engine: LuceEngine) -> Iterator[Round]:
         columns *= 2
         for rows in BEHIND:
             if rows < min(engine.row_budget, engine.context - engine.nodes - 2):
-                yield Round([rows + 1], 1, KINDS[:1], ends=rows == BEHIND[0], columns=columns)
+                yield Trial([rows + 1], 1, KINDS[:1], ends=rows == BEHIND[0], columns=columns)
     if engine.nodes and columns > LEAST_BLOCKS and SHORT + engine.nodes + TWICE < engine.context:
-        yield Round([SHORT], engine.nodes + TWICE, KINDS[:1], ends=True, columns=columns)
+        yield Trial([SHORT], engine.nodes + TWICE, KINDS[:1], ends=True, columns=columns)
 
 
 def _tokens(engine: LuceEngine) -> int:
@@ -119,28 +119,28 @@ def _tokens(engine: LuceEngine) -> int:
     return TWICE + TWICE * max(1, engine.executor.steps_ahead)
 
 
-def _answer(engine: LuceEngine, round: Round, params: SamplingParams) -> None:
+def _answer(engine: LuceEngine, trial: Trial, params: SamplingParams) -> None:
     failed: list[str] = []
     come: Counter[str] = Counter()
-    more = 0 if round.ends else engine.nodes
+    more = 0 if trial.ends else engine.nodes
 
     def sink(event: EngineEvent) -> None:
         if isinstance(event, Done) and event.error:
             failed.append(event.error)
         if isinstance(event, Tokens):
             come[event.request] += len(event.ids)
-            if more and come[event.request] >= round.tokens:
+            if more and come[event.request] >= trial.tokens:
                 engine.cancel(event.request)
 
-    for number, length in enumerate(round.prompts):
+    for number, length in enumerate(trial.prompts):
         # Tokens of its own, so that nothing of a prompt is cached and all run at the same time.
         prompt = tuple((7919 * (place + 1) + 104729 * number) % engine.spec.vocab for place in range(length))
-        engine.submit(GenerationRequest(f"warm-up {number}", prompt, round.tokens + more, params), sink)
+        engine.submit(GenerationRequest(f"warm-up {number}", prompt, trial.tokens + more, params), sink)
     while engine.step():
         pass
     engine.blocks.clear()
     if failed:
         raise EngineError(
-            f"A made-up request of {max(round.prompts)} tokens failed while warming up: {failed[0]} Start "
+            f"A made-up request of {max(trial.prompts)} tokens failed while warming up: {failed[0]} Start "
             "with --no-warmup to serve all the same."
         )

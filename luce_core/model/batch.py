@@ -270,7 +270,16 @@ def _block_table(tables: Sequence[SeqTable], tensor: _Tensors, least: int) -> Bl
     """
     counts = [len(table.blocks) for table in tables]
     seqs, columns = len(tables), max(least, *counts)
-    both_host = np.zeros((2, -(-seqs * columns // WORDS_ALIGNED) * WORDS_ALIGNED), np.int32)
+    words = -(-seqs * columns // WORDS_ALIGNED) * WORDS_ALIGNED
+    if seqs == 1:  # of every token: no arrays that are filled step by step
+        halves = (tables[0].blocks, tables[0].firsts)
+        if words == counts[0]:
+            both = tensor.i32(halves)
+            return BlockTable(block=both[:1], first=both[1:], count=tensor.i32(counts))
+        filler = (0,) * (words - counts[0])
+        both = tensor.i32([(*half, *filler) for half in halves])
+        return BlockTable(block=both[:1, :columns], first=both[1:, :columns], count=tensor.i32(counts))
+    both_host = np.zeros((2, words), np.int32)
     block, first = (half[: seqs * columns].reshape(seqs, columns) for half in both_host)
     for s, table in enumerate(tables):
         block[s, : counts[s]] = table.blocks

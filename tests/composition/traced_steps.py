@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from attrs import define, evolve, field
-from luce_backend_triton import attention, delta, matrix, memory, product
+from luce_backend_triton import attention, attention_cuts, delta, matrix, memory, product
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import KernelInterface
@@ -33,7 +33,7 @@ from luce_core.testing.pipeline import registry_of
 
 MIB = 1 << 20
 DEVICE = "meta"
-H200 = attention.Room(132, 227 << 10, True)
+H200 = attention_cuts.Room(132, 227 << 10, True)
 HERE = ("rope_freqs", "rope_factors", "layer_output_scale")
 """Vectors whose numbers a network reads when it is built."""
 

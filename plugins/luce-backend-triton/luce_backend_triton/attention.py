@@ -6,7 +6,7 @@ reference.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,8 +14,17 @@ import triton
 from attrs import evolve, frozen
 from torch import Tensor
 
+from luce_backend_triton import (
+    attention_cuts,
+    bounds,
+    capability,
+    one_row_kernels,
+    product,
+    row_kernels,
+    shapes,
+)
 from luce_backend_triton import attention_kernels as kernels
-from luce_backend_triton import bounds, capability, one_row_kernels, product, row_kernels, shapes
+from luce_backend_triton.attention_cuts import Cut, Room, cut, cut_together, joins, searched
 from luce_backend_triton.bounds import Known
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import AttentionSpec, CodedField, ForwardBatch, Region, RopeSpec
@@ -24,62 +33,15 @@ from luce_core.errors import PluginError
 from luce_core.ops import attention as reference
 from luce_core.ops.fine import section_axes
 
-FEW, FEW_PROGRAMS, MANY_PROGRAMS = 32, 3, 1
-"""Programs a launch should have for each multiprocessor, where the text is long enough to split: for tiles of
-at most FEW rows · heads, and for others, whose partial sums are larger.
-"""
-ALONE = 128
-"""Places that one program of at most FEW rows · heads takes in turn, rather than another launch its parts."""
-HASTY = 8
-"""Warps of such a program where each has a multiprocessor to itself: less for a thread to do in turn."""
 ONE = 32 * 256
 """Most rows · heads · width of a program that makes its row ready itself."""
-TILES = ((128, 64), (128, 32), (64, 64), (64, 32), (64, 16))
-"""Rows · heads and places of a tile of a long chunk, best first where they fit."""
 JOINED, JOIN_COLS = 128, 64
 """Splits and columns of values one program of `join` reads at a time."""
-DEEP, DEEP_BYTES = 5, 200 << 10
-"""Stages of a program of few rows, with two tiles of pages on their way, and shared memory from which on
-there is room for three such programs. A table's entry is one load, the page behind it another, so that a tile
-takes two stages.
-"""
-SPARE_BYTES = 4096
-"""Of shared memory, for what is not a tile."""
-COMPANY = 32
-"""Sequences among which a program looks for its own, at least: each size is a kernel of its own."""
 GATES = {"": 0, "sigmoid": 1, "softplus": 2}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CODECS = ("q8_0", "fp8", "q4_0", "tq3_0")
 """Those of `codec_kernels`."""
 LOG2E = 1.4426950408889634
-
-
-@frozen
-class Cut:
-    """How `attend` is cut."""
-
-    rows: int
-    """Rows of the batch in a tile; with their query heads they fill `m`."""
-    m: int
-    places: int
-    warps: int
-    stages: int
-    splits: int = 1
-    """Parts of the places."""
-
-    def tiles(self, rows: int, seqs: int) -> int:
-        """At most so many hold all rows."""
-        return -(-rows // self.rows) if seqs == 1 else rows // self.rows + seqs
-
-
-@frozen
-class Room:
-    """What limits a program on one device."""
-
-    multiprocessors: int
-    shared_bytes: int
-    matrix: bool
-    """Whether Triton uses its tensor cores (compute capability 8.0 and newer)."""
 
 
 EMULATED = Room(4, 1 << 20, True)
@@ -112,79 +74,6 @@ def ptx_of(device: torch.device) -> int:
 def overlaps(device: torch.device) -> bool:
     """Whether a launch of a step may begin beside the one before it."""
     return device.type == "cuda" and product.overlaps(device)
-
-
-@lru_cache(maxsize=4096)
-def cut(
-    rows: int, seqs: int, places: int, heads: int, kv_heads: int, width: int, num_bytes: int, room: Room
-) -> Cut:
-    """For `rows` rows of `seqs` sequences, each with at most so many places. width: of K and V, rounded up;
-    num_bytes: of one number.
-
-    Large tiles read pages seldom, small ones make programs: the largest of which there are enough.
-    """
-    for shape in _tiles(rows, seqs, heads // kv_heads, width, num_bytes, room):
-        programs = shape.tiles(rows, seqs) * kv_heads
-        per = FEW_PROGRAMS if shape.m <= FEW else MANY_PROGRAMS
-        splits = splits_of(programs, places, shape.places, room.multiprocessors * per)
-        if shape.m <= FEW and places <= ALONE:
-            splits = 1
-        made = evolve(shape, splits=splits)
-        if shape.m <= FEW and programs * splits <= room.multiprocessors:
-            made = evolve(made, warps=HASTY)
-        if programs * splits >= room.multiprocessors // 2:
-            break
-    return made
-
-
-@lru_cache(maxsize=4096)
-def cut_together(
-    rows: int, seqs: int, places: int, heads: int, kv_heads: int, width: int, num_bytes: int, room: Room
-) -> Cut:
-    """The same for prompts of several sequences: the largest tile for all of them, however short they are
-    and whatever lies in front. Who comes together is chance, and each other tile would be compiled then.
-    """
-    shape = _tiles(seqs * TILES[0][0], seqs, heads // kv_heads, width, num_bytes, room)[0]
-    programs, per = shape.tiles(rows, seqs) * kv_heads, FEW_PROGRAMS if shape.m <= FEW else MANY_PROGRAMS
-    return evolve(shape, splits=splits_of(programs, places, shape.places, room.multiprocessors * per))
-
-
-def searched(seqs: int) -> int:
-    """Sequences among which a program of several looks for its own (`row_kernels.tile_of`)."""
-    return 1 if seqs == 1 else max(COMPANY, triton.next_power_of_2(seqs))
-
-
-def _tiles(rows: int, seqs: int, group: int, width: int, num_bytes: int, room: Room) -> list[Cut]:
-    """What a program has room for, the largest first."""
-    wanted = max(16, triton.next_power_of_2(-(-rows // max(1, seqs)) * group))
-    line, least = width * num_bytes, triton.next_power_of_2(group)
-    found: dict[int, Cut] = {}
-    for most, places in TILES if room.matrix else ():
-        m = max(least, min(most, wanted))
-        fits = m * width <= 128 * 256 and line * (m + 4 * places) + SPARE_BYTES <= room.shared_bytes
-        if m > FEW and m not in found and fits:
-            found[m] = Cut(max(1, m // group), m, places, 8 if m * width >= 64 * 128 else 4, 2)
-    for most in (FEW, 16) if room.matrix else (16,):
-        m = max(least, min(most, wanted))
-        if m not in found:
-            places = 64 if line <= 128 else 32 if line <= 1024 and room.matrix else 16
-            deep = room.matrix and room.shared_bytes >= DEEP_BYTES
-            stages = 2 if line > 512 else DEEP if deep else 3
-            found[m] = Cut(max(1, m // group), m, places, 4 if m <= FEW else 8, stages)
-    return list(found.values())
-
-
-def joins(shape: Cut, turned_back: int) -> bool:
-    """Whether `join` gives the result. turned_back: values that are turned back together, 0 for none. A large
-    tile has no registers for that: its sums went to 3.5 KB of stack, which the card keeps for every thread.
-    """
-    return shape.splits > 1 or (shape.m > FEW and turned_back > 0)
-
-
-def splits_of(programs: int, places: int, each: int, wanted: int) -> int:
-    """Parts the places of a sequence are cut into, so that `programs` times as many are those wanted."""
-    wanted = -(-wanted // max(1, programs))
-    return max(1, min(wanted, places // (2 * each)))
 
 
 @cache
@@ -465,13 +354,13 @@ def _one_each(
     """In one launch, and `join` where the text is split; None where a program would be too large."""
     rows, wide = b.slot.shape[0], _widths(spec)
     shape = _shape(b, rows, region, spec, room_of(q.device))
-    if shape.m > FEW or shape.m * max(wide) > ONE:
+    if shape.m > attention_cuts.FEW or shape.m * max(wide) > ONE:
         return None
     ends = _ends(b, rows, spec, gate, shape.splits, shape.splits > 1, bound_of(b, v, region, spec))
     given = _row_arguments(b, q, k, v, region, spec)
     one_row_kernels.attend_one[(rows, spec.kv_heads, shape.splits)](
         **given, **ends.told, **_scores(spec), DP=wide[0], DVP=wide[1], M=shape.m, N=shape.places,
-        SPLIT=shape.splits > 1, AHEAD=shape.warps == HASTY, PTX=ptx_of(q.device),
+        SPLIT=shape.splits > 1, AHEAD=shape.warps == attention_cuts.HASTY, PTX=ptx_of(q.device),
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
     return ends.join(rows, spec, given["VT"], given["OVERLAP"])
@@ -506,4 +395,4 @@ def _attend(
     return ends.join(rows, spec, codings["VT"], overlap)
 
 
-__all__ = ["attention", "cut", "splits_of"]
+__all__ = ["attention"]

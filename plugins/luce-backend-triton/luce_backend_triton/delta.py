@@ -15,7 +15,8 @@ from torch import Tensor
 from luce_backend_triton import bounds, delta_one, delta_trees
 from luce_backend_triton import delta_chunks as chunks
 from luce_backend_triton import delta_kernels as kernels
-from luce_backend_triton.attention import overlaps, room_of, searched
+from luce_backend_triton.attention import overlaps, room_of
+from luce_backend_triton.attention_cuts import searched
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import DeltaSpec, ForwardBatch, SlotState
 from luce_core.contracts.staged import takes_padding

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -235,21 +236,20 @@ def dense_rows(matrix: Matrix, first: int, count: int, out: Tensor) -> None:
 
 def most_of_pairs(matrix: Matrix) -> Tensor:
     """f32[rows / 2]: of each of gate's rows and up's beside it, the most that |gate n| |up n| is per |n|²."""
-    count = matrix.rows // 2
-    out = torch.empty(count, device=matrix.records.device)
-    with torch.cuda.device_of(out):
-        kernels.most_of_pairs[(-(-count // 16),)](
-            *matrix.views(), out, count, matrix.blocks, ROWS=16, num_warps=4, **matrix.constants()
-        )
-    return out
+    return _by_rows(kernels.most_of_pairs, matrix, matrix.rows // 2)
 
 
 def lengths(matrix: Matrix) -> Tensor:
     """f32[rows], of each row."""
-    out = torch.empty(matrix.rows, device=matrix.records.device)
+    return _by_rows(kernels.lengths, matrix, matrix.rows)
+
+
+def _by_rows(kernel: Any, matrix: Matrix, count: int) -> Tensor:
+    """-> f32[count], a number of every row."""
+    out = torch.empty(count, device=matrix.records.device)
     with torch.cuda.device_of(out):
-        kernels.lengths[(-(-matrix.rows // 16),)](
-            *matrix.views(), out, matrix.rows, matrix.blocks, ROWS=16, num_warps=4, **matrix.constants()
+        kernel[(-(-count // 16),)](
+            *matrix.views(), out, count, matrix.blocks, ROWS=16, num_warps=4, **matrix.constants()
         )
     return out
 

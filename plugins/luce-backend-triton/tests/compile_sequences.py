@@ -17,6 +17,7 @@ import compile_kernels
 from compile_kernels import ability_of, compiled, room_of
 from luce_backend_triton import (
     attention,
+    attention_cuts,
     attention_kernels,
     choice_kernels,
     delta,
@@ -79,7 +80,7 @@ def variants(target, dim, pairs):
     rows, chunk = ("tf32", "f16") if new else ("ieee", "ieee")
     overlap = {"OVERLAP": ability.overlap}
     arch = int(target.partition(":")[2]) if cuda else 0
-    stages = attention.DEEP if new and room_of(target) >= attention.DEEP_BYTES else 3
+    stages = attention_cuts.DEEP if new and room_of(target) >= attention_cuts.DEEP_BYTES else 3
     pages = {"pages_k": "*bf16", "pages_v": "*fp16", "turned_q": "*bf16", "window": "i32"}
     heads = {"H": 6, "HK": 2, "D": dim, "DV": dim, "DP": dim, "BLOCK": 32, "HELD": True, **NUMBERS}
     rope = {"ROPE": True, "START": 0, "HALF": dim // 4, "HALVES": True, "AXES": True}
@@ -96,7 +97,7 @@ def variants(target, dim, pairs):
         "DVP": dim,
         "PTX": arch,
     }
-    small = {"M": 16, "N": 16, "RT": 5, "SB": attention.COMPANY, "SPLIT": True}
+    small = {"M": 16, "N": 16, "RT": 5, "SB": attention_cuts.COMPANY, "SPLIT": True}
     yield attention_kernels.attend, {**heads, **all_of, **small, **overlap}, asked, {"num_warps": 8}
     if new:
         large = {**heads, **all_of, "HELD": False, "M": 64, "N": 32, "RT": 21, "SB": 1, "SPLIT": False}
@@ -111,7 +112,7 @@ def variants(target, dim, pairs):
     summed = {**ends, "DV": dim, "DVB": 32, "VT": 0, **overlap}
     yield attention_kernels.join, {**summed, "READY": False}, {}, {}
     yield attention_kernels.join, {**summed, "READY": True}, {"ready": "*fp16"}, {}
-    alike = {**heads, **all_of, "M": 32, "N": 32, "PART": 512, "SB": attention.COMPANY, **overlap}
+    alike = {**heads, **all_of, "M": 32, "N": 32, "PART": 512, "SB": attention_cuts.COMPANY, **overlap}
     apart = {"num_stages": 2, "enable_fp_fusion": False}
     yield invariant_attention.attend_parts, {**alike, "RT": 1}, asked, apart
     chunk_of = {**alike, "RT": 10, "HELD": False, "SPAN": True}
@@ -244,7 +245,7 @@ WIDE_BATCHES = ((2048, False), (256, False), (24, True))
 def wide_attention(target, pairs):
     """As `variants`: `attend` for WIDE, cut as such a card cuts it."""
     ability, dim = ability_of(target), WIDE["dim"]
-    card = attention.Room(132, room_of(target), ability.matrix)
+    card = attention_cuts.Room(132, room_of(target), ability.matrix)
     arch = int(target.partition(":")[2]) if target.startswith("cuda") else 0
     heads = {"H": WIDE["heads"], "HK": WIDE["kv_heads"], "D": dim, "DV": dim, "DP": dim, "DVP": dim}
     alike = {
@@ -257,8 +258,9 @@ def wide_attention(target, pairs):
         for letter, codec in (("k", k_codec), ("v", v_codec)):
             kept |= {f"pages_{letter}": "*u8" if codec else "*fp16", f"scales_{letter}": "*fp16"}
         for rows, held in WIDE_BATCHES:
-            cut = attention.cut(rows, 1, 40_000, WIDE["heads"], WIDE["kv_heads"], dim, 2, card)
-            shape = {"M": cut.m, "N": cut.places, "RT": cut.rows, "SPLIT": attention.joins(cut, codes["VT"])}
+            cut = attention_cuts.cut(rows, 1, 40_000, WIDE["heads"], WIDE["kv_heads"], dim, 2, card)
+            joined = attention_cuts.joins(cut, codes["VT"])
+            shape = {"M": cut.m, "N": cut.places, "RT": cut.rows, "SPLIT": joined}
             options = {"num_warps": cut.warps, "num_stages": cut.stages}
             yield attention_kernels.attend, {**heads, **alike, **codes, **shape, "HELD": held}, kept, options
 

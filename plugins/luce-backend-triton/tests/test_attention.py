@@ -9,6 +9,7 @@ import pytest
 import torch
 from attrs import evolve
 from luce_backend_triton import attention as plain
+from luce_backend_triton import attention_cuts
 from luce_backend_triton.invariant import attention as invariant
 
 from luce_core.contracts import Norm, RopeSpec
@@ -239,31 +240,31 @@ def test_cuts_hold_all_query_heads_of_a_kv_head():
         for group in (1, 3, 6, 8, 64, 128):
             for width in (64, 128, 256, 512):
                 for places in (64, 4096):
-                    shape = plain.cut(rows, 1, places, 2 * group, 2, width, 2, plain.EMULATED)
+                    shape = attention_cuts.cut(rows, 1, places, 2 * group, 2, width, 2, plain.EMULATED)
                     assert shape.rows * group <= shape.m
                     assert shape.m & (shape.m - 1) == 0
-    assert plain.splits_of(4, 4096, 32, 264) == 64
-    assert plain.splits_of(512, 1 << 20, 64, 132) == 1
+    assert attention_cuts.splits_of(4, 4096, 32, 264) == 64
+    assert attention_cuts.splits_of(512, 1 << 20, 64, 132) == 1
 
 
 @pytest.mark.parametrize("window", [None, 7])
 def test_a_tree_over_several_small_tiles(device, monkeypatch, window):
-    monkeypatch.setattr(plain, "room_of", lambda _: plain.Room(132, 232448, True))
+    monkeypatch.setattr(plain, "room_of", lambda _: attention_cuts.Room(132, 232448, True))
     w, s = world_and_spec(device, {"heads": 12, "kv_heads": 2, "window": window, "gate": "sigmoid"})
     parents = [-1, *(max(0, j // 2 - 1) for j in range(1, 20))]
     compare(w, w.batch("held", w.rows(1, 30, 20, parents=parents), w.rows(0, 9, 3)), s)
-    assert plain.cut(23, 2, 64, 12, 2, 16, 4, plain.room_of(device)).rows == 2
+    assert attention_cuts.cut(23, 2, 64, 12, 2, 16, 4, plain.room_of(device)).rows == 2
 
 
 def test_tiles_are_small_where_the_text_is_short():
-    card = plain.Room(132, 232448, True)
+    card = attention_cuts.Room(132, 232448, True)
     one, short, long, prompt = (
-        plain.cut(rows, 1, places, 24, 4, 256, 2, card)
+        attention_cuts.cut(rows, 1, places, 24, 4, 256, 2, card)
         for rows, places in ((1, 128), (16, 128), (16, 8192), (512, 512))
     )
-    assert plain.cut(1, 1, 256, 24, 4, 256, 2, card).splits > 1
-    assert (one.m, one.splits, one.warps) == (16, 1, plain.HASTY)
+    assert attention_cuts.cut(1, 1, 256, 24, 4, 256, 2, card).splits > 1
+    assert (one.m, one.splits, one.warps) == (16, 1, attention_cuts.HASTY)
     assert (short.m, short.splits) == (16, 1)
     assert (long.m, prompt.m) == (128, 128)
-    assert plain.cut(64, 64, 128, 24, 4, 256, 2, card).warps < plain.HASTY
+    assert attention_cuts.cut(64, 64, 128, 24, 4, 256, 2, card).warps < attention_cuts.HASTY
     assert long.splits > 16

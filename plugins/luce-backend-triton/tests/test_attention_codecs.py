@@ -9,7 +9,7 @@ import pytest
 import torch
 from attrs import evolve
 from luce_backend_triton import attention as plain
-from luce_backend_triton import state
+from luce_backend_triton import attention_cuts, state
 from luce_backend_triton.invariant import attention as invariant
 
 from luce_core.contracts import CODECS, Commit, Norm
@@ -202,7 +202,7 @@ def test_sums_of_large_tiles_are_turned_back_by_a_launch_of_their_own(
     join = Counted(plain.kernels.join)
     monkeypatch.setattr(plain.kernels, "join", join)
     b = w.batch("prefill", w.rows(1, 13, 40))
-    assert plain._shape(b, 40, w.region, s, plain.EMULATED).m > plain.FEW
+    assert plain._shape(b, 40, w.region, s, plain.EMULATED).m > attention_cuts.FEW
     assert plain._shape(b, 40, w.region, s, plain.EMULATED).splits == 1
     compare(w, b, s)
     assert join.count == launches

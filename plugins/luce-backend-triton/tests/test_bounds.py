@@ -14,7 +14,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attrs import evolve
-from luce_backend_triton import attention, bounds, delta, delta_trees, few_rows, gated, matrix, ops, product
+from luce_backend_triton import (
+    attention,
+    attention_cuts,
+    bounds,
+    delta,
+    delta_trees,
+    few_rows,
+    gated,
+    matrix,
+    ops,
+    product,
+)
 from luce_backend_triton.few_rows import Shape
 from luce_backend_triton.invariant import ops as invariant
 from luce_backend_triton.product import Rows
@@ -328,7 +339,7 @@ def attend(device, monkeypatch, rows=((1, 600, 5),), v_kind="", norm=1.0, dim=64
     ],
 )
 def test_sums_of_splits_are_left_ready(device, monkeypatch, rows, more):
-    monkeypatch.setattr(attention, "room_of", lambda _: attention.Room(132, 232448, True))
+    monkeypatch.setattr(attention, "room_of", lambda _: attention_cuts.Room(132, 232448, True))
     ready, got, factor = attend(device, monkeypatch, rows, **more)
     assert 16**0.5 * 5 <= 32768 * factor <= 2 * 16**0.5 * 5
     simt.same_as_ready(ready.cpu(), got.cpu(), factor)
@@ -350,7 +361,7 @@ def test_sums_of_splits_are_left_ready(device, monkeypatch, rows, more):
 def test_other_sums_are_not(device, monkeypatch, rows, more):
     if more.pop("v_norm", False):
         more["v_norm"] = Norm(torch.ones(64, device=device), 1e-6)
-    monkeypatch.setattr(attention, "room_of", lambda _: attention.Room(132, 232448, True))
+    monkeypatch.setattr(attention, "room_of", lambda _: attention_cuts.Room(132, 232448, True))
     assert attend(device, monkeypatch, rows, **more)[0] is None
 
 

@@ -10,7 +10,7 @@ import torch
 from attrs import evolve
 from luce_backend_triton import delta as plain
 from luce_backend_triton import state
-from luce_backend_triton.attention import Room
+from luce_backend_triton.attention_cuts import Room
 from luce_backend_triton.capability import Ability
 from luce_backend_triton.invariant import delta as invariant
 

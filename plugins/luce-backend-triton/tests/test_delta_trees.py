@@ -12,7 +12,7 @@ import pytest
 import torch
 from attrs import evolve
 from luce_backend_triton import bounds, delta, delta_trees, few_rows
-from luce_backend_triton.attention import Room
+from luce_backend_triton.attention_cuts import Room
 
 from luce_core.contracts import Norm
 from luce_core.ops import build_ops

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from luce_backend_triton import attention, executor, few_rows, nvrtc, shapes
+from luce_backend_triton import attention_cuts, executor, few_rows, nvrtc, shapes
 from luce_backend_triton.product import Rows
 
 SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "triton"
@@ -26,13 +26,13 @@ def variants(monkeypatch):
 
 
 def test_a_choice_that_was_made_is_made_anew(variants):
-    room = attention.Room(132, 227 << 10, True)
+    room = attention_cuts.Room(132, 227 << 10, True)
 
     def splits():
-        return attention.cut(1, 1, 128, 8, 2, 256, 2, room).splits
+        return attention_cuts.cut(1, 1, 128, 8, 2, 256, 2, room).splits
 
     assert splits() == 1
-    with variants.given("attention.ALONE=64"):
+    with variants.given("attention_cuts.ALONE=64"):
         assert splits() > 1
     assert splits() == 1
 
@@ -94,7 +94,7 @@ def test_launches_of_captured_steps_are_told_apart_by_what_runs(variants, step):
     assert sorted(key.split()[0] for key in plain.elements()) == ["gemv", "prepare"]
     assert step(variants.AS_IT_IS) == plain
     assert step("few_rows.OVERLAP=False") != plain
-    assert step("attention.ALONE=64") == plain  # there is no attention in it
+    assert step("attention_cuts.ALONE=64") == plain  # there is no attention in it
     assert step(variants.AS_IT_IS, program="prefill") == Counter()
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 from attrs import evolve
-from luce_backend_triton import attention, hooks, kernels
+from luce_backend_triton import attention, attention_cuts, hooks, kernels
 from luce_backend_triton.executor import GraphExecutor
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.nvidia.compiler import CUDABackend
@@ -24,7 +24,7 @@ from luce_core.testing.drafters import ScriptedDrafter
 from luce_core.testing.pipeline import EngineRig, make_pipeline
 
 DENSE_HOOKS = "luce_core.testing.dense.hooks"
-H200 = attention.Room(132, 227 << 10, True)
+H200 = attention_cuts.Room(132, 227 << 10, True)
 LONGEST = 1 << 17
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on the CPU nothing has to be compiled")
@@ -151,18 +151,18 @@ def test_trees_behind_no_text_meet_another_kernel(rig, codes):
         assert not new(codes, before), f"of a prompt of {length}"
 
 
-@pytest.mark.parametrize("room", [H200, attention.Room(20, 64 << 10, False)], ids=["9.0", "7.5"])
+@pytest.mark.parametrize("room", [H200, attention_cuts.Room(20, 64 << 10, False)], ids=["9.0", "7.5"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "width"), [(8, 2, 256), (24, 4, 256), (32, 32, 128), (64, 1, 64)]
 )
 def test_prompts_that_come_together_have_one_tile(room, heads, kv_heads, width):
     """However many, however short, whatever lies in front."""
     found = {
-        evolve(attention.cut_together(rows, seqs, places, heads, kv_heads, width, 2, room), splits=1)
+        evolve(attention_cuts.cut_together(rows, seqs, places, heads, kv_heads, width, 2, room), splits=1)
         for seqs in (2, 3, 9, 32)
         for rows in (seqs, 5 * seqs, 2048)
         for places in (256, 4096, 1 << 18)
     }
     assert len(found) == 1
-    assert len({attention.searched(seqs) for seqs in range(2, 33)}) == 1
-    assert attention.searched(33) == 64
+    assert len({attention_cuts.searched(seqs) for seqs in range(2, 33)}) == 1
+    assert attention_cuts.searched(33) == 64

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from luce_backend_triton import attention as plain
 from luce_backend_triton.attention import GATES, LOG2E, overlaps, room_of
+from luce_backend_triton.attention_cuts import searched
 from luce_backend_triton.invariant import attention_kernels as kernels
 from luce_backend_triton.kernels import INTERPRETED
 from luce_core.contracts import AttentionSpec, ForwardBatch, Region
@@ -90,7 +91,7 @@ def _attend(
         seqs, b.sees.shape[1], table.block.stride(0), *apart, spec.scale * LOG2E,
         spec.softcap * LOG2E, spec.window or 0,
         HK=kv_heads, D=spec.head_dim, DP=wide[0], DVP=wide[1], M=m, N=places, PART=PART, RT=each,
-        SB=plain.searched(seqs), BLOCK=block, HELD=held, WINDOW=spec.window is not None,
+        SB=searched(seqs), BLOCK=block, HELD=held, WINDOW=spec.window is not None,
         CAP=spec.softcap != 0.0, SPAN=span is not None, **ends, **codings,
         PTX=plain.ptx_of(query.device), num_warps=warps, num_stages=stages, OVERLAP=overlap,
         launch_pdl=overlap, enable_fp_fusion=False,
