@@ -94,6 +94,8 @@ class LuceEngine:
         self.answered = AnsweredTexts()
         layouts = (*(model.spec.layout for model in plan.models), *plan.layouts.values())
         self.has_slots = any(needs_checkpoints(layout) for layout in layouts)
+        self.keeps_checkpoints = True
+        """Whether texts that end, or whose prompt ends, leave one behind."""
         self.waiting: dict[SeqId, Sequence] = {}
         self.running: dict[SeqId, Sequence] = {}
         self.counters = dict.fromkeys(COUNTERS.split(), 0)
@@ -433,7 +435,8 @@ class LuceEngine:
 
     def _checkpoint(self, seq: Sequence) -> None:
         self._settle(seq)
-        self.blocks.checkpoint(handle_of(seq))
+        if self.keeps_checkpoints:
+            self.blocks.checkpoint(handle_of(seq))
 
     def _settle(self, seq: Sequence) -> None:
         if self.has_slots:

@@ -69,11 +69,12 @@ def warm(engine: LuceEngine, progress: Callable[[int, int], None] | None = None)
         if progress is not None:
             progress(done, len(trials))
         engine.programs.least_blocks = one.columns
+        engine.keeps_checkpoints = done + 1 == len(trials)  # a copy may take as long as all else: once
         try:
             for params in one.kinds:
                 _answer(engine, one, params)
         finally:
-            engine.programs.least_blocks = 1
+            engine.programs.least_blocks, engine.keeps_checkpoints = 1, True
     engine.start_over()
     log.info("tried %d kinds of steps in %.1f s", len(trials), time.monotonic() - start)
 

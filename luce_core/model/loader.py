@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -9,13 +10,15 @@ from attrs import evolve
 from torch import Tensor
 
 from luce_core.contracts import ModelPlan, ModelSpec, Network, Ops, Program, StateSizes, Weights
-from luce_core.errors import EngineError, ModelFormatError, UsageError
+from luce_core.errors import EngineError, ModelFormatError, PluginError, UsageError
 from luce_core.gguf import FORMATS, FormatRegistry, GgufFile, GgufHeader
 from luce_core.model.backend import Built, NetworkBackend, NextnPrograms, Recorded
 from luce_core.model.state import ModelState
 from luce_core.model.weights import FileWeights, Progress
 from luce_core.ops import Layer, OpsNamespace, Recorder, build_ops, compile_program, rewrite
 from luce_core.ops.pack import dequantizer
+
+log = logging.getLogger("luce_core.model")
 
 Build = Callable[[ModelSpec, Weights, Ops], Network]
 Rewrite = Callable[[Program, OpsNamespace], Program]
@@ -133,8 +136,14 @@ class Model:
         if not self._rewrites:
             self.backend.attach(Built(network, network.trunk, network.logits, record, network.nextn))
             return
-        recorded = record()
-        trunk, logits = self._compiled(recorded.trunk), self._compiled(recorded.logits)
+        try:
+            recorded = record()
+        except PluginError as error:
+            log.warning("The network runs call by call, without what op layers make of programs. %s", error)
+            self.backend.attach(Built(network, network.trunk, network.logits, record, network.nextn))
+            return
+        trunk = self._compiled(recorded.trunk, network.trunk)
+        logits = self._compiled(recorded.logits, network.logits)
         chain = [
             ProgramNetwork(self._compiled(one.trunk), self._compiled(one.logits)) for one in recorded.nextn
         ]
@@ -142,9 +151,13 @@ class Model:
             made.nextn = None if one.following is None else chain[one.following]
         self.backend.attach(Built(network, trunk, logits, record, chain[0] if chain else None))
 
-    def _compiled(self, program: Program) -> Callable[..., Tensor]:
+    def _compiled(
+        self, program: Program, direct: Callable[..., Tensor] | None = None
+    ) -> Callable[..., Tensor]:
+        """direct: what it was recorded from, which it is where no layer changes it."""
         ops = self.backend.ops
-        return compile_program(rewrite(program, self._rewrites, ops), ops)
+        changed = rewrite(program, self._rewrites, ops)
+        return direct if direct is not None and changed is program else compile_program(changed, ops)
 
     def park(self) -> None:
         """Give the device memory back. The state's content is kept; on the CPU it stays where it is."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import threading
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -12,6 +13,9 @@ from torch import Tensor
 from luce_core.cache.host_room import MOST_UNDER_WAY, pieces
 
 States = tuple[Tensor, ...]
+Pieces = list[Tensor]
+PIN = True
+"""Whether pieces are pinned: without a device there is no pinning."""
 
 
 class SavedSlot:
@@ -38,6 +42,7 @@ class SlotSaver:
 
     def __init__(self) -> None:
         self._mover: ThreadPoolExecutor | None = None
+        self._pinned = PinnedPieces()
         self._under_way: deque[Future[States]] = deque()
 
     def save(self, states: Sequence[Tensor]) -> SavedSlot:
@@ -48,7 +53,7 @@ class SlotSaver:
             self._mover = ThreadPoolExecutor(1, "luce-snapshots")
         while len(self._under_way) >= MOST_UNDER_WAY:
             self._under_way.popleft().exception()  # whoever reads the snapshot meets it
-        pinned = host_room(states, pin=True)
+        taken, pinned = self._pinned.take(states)
         done = []
         for device in {state.device for state in states}:
             with torch.cuda.device(device):
@@ -58,25 +63,69 @@ class SlotSaver:
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record()
                 done.append(event)
-        moved = self._mover.submit(_move, pinned, done)
+        moved = self._mover.submit(self._move, taken, pinned, done)
         self._under_way.append(moved)
         return SavedSlot(moved)
 
+    def _move(self, taken: Pieces, pinned: States, done: Sequence[torch.cuda.Event]) -> States:
+        try:
+            for event in done:
+                event.synchronize()
+            kept = host_room(pinned)
+            for target, source in zip(kept, pinned, strict=True):
+                target.copy_(source)
+            return kept
+        finally:
+            self._pinned.give_back(taken)
 
-def _move(pinned: States, done: Sequence[torch.cuda.Event]) -> States:
-    for event in done:
-        event.synchronize()
-    kept = host_room(pinned, pin=False)
-    for target, source in zip(kept, pinned, strict=True):
-        target.copy_(source)
-    return kept
+
+class PinnedPieces:
+    """Pinned memory of snapshots under way, kept for the next: to pin takes longer than to copy, and torch
+    gives up what nobody holds whenever a graph is captured.
+    """
+
+    def __init__(self) -> None:
+        self._spare: dict[int, Pieces] = {}
+        self._most: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def take(self, like: Sequence[Tensor]) -> tuple[Pieces, States]:
+        """Pieces, and tensors of these shapes within. Engine thread."""
+        sizes = _sizes(like)
+        wanted, places = pieces(sizes, pinned=True)
+        with self._lock:
+            self._most = Counter({size: MOST_UNDER_WAY * count for size, count in Counter(wanted).items()})
+            self._spare = {size: spare for size, spare in self._spare.items() if size in self._most}
+            taken = [self._piece(size) for size in wanted]
+        return taken, _within(taken, places, like, sizes)
+
+    def _piece(self, size: int) -> Tensor:
+        spare = self._spare.get(size)
+        return spare.pop() if spare else torch.empty(size, dtype=torch.uint8, pin_memory=PIN)
+
+    def give_back(self, taken: Pieces) -> None:
+        """Any thread, when nobody reads them any more."""
+        with self._lock:
+            for piece in taken:
+                spare = self._spare.setdefault(piece.numel(), [])
+                if len(spare) < self._most[piece.numel()]:
+                    spare.append(piece)
 
 
-def host_room(like: Sequence[Tensor], *, pin: bool) -> States:
-    """(host) Tensors of the same shapes, in few pieces of memory."""
-    sizes = [one.numel() * one.element_size() for one in like]
-    taken, places = pieces(sizes, pinned=pin)
-    rooms = [torch.empty(size, dtype=torch.uint8, pin_memory=pin) for size in taken]
+def host_room(like: Sequence[Tensor]) -> States:
+    """(host) Tensors of the same shapes, in few pieces of ordinary memory."""
+    sizes = _sizes(like)
+    taken, places = pieces(sizes, pinned=False)
+    return _within([torch.empty(size, dtype=torch.uint8) for size in taken], places, like, sizes)
+
+
+def _sizes(like: Sequence[Tensor]) -> list[int]:
+    return [one.numel() * one.element_size() for one in like]
+
+
+def _within(
+    rooms: Pieces, places: Sequence[tuple[int, int]], like: Sequence[Tensor], sizes: Sequence[int]
+) -> States:
     return tuple(
         rooms[piece][start : start + size].view(one.dtype).view(one.shape)
         for one, size, (piece, start) in zip(like, sizes, places, strict=True)

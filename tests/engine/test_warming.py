@@ -168,6 +168,42 @@ def test_a_round_that_fails_leaves_tables_as_they_were(rig):
     assert made.engine.programs.least_blocks == 1
 
 
+def noted_checkpoints(engine, trials):
+    """-> trials done when each checkpoint was made; `trials`: what `warm` says of its progress."""
+    made, checkpoint = [], engine.blocks.checkpoint
+
+    def noting(seq):
+        made.append(trials[-1] if trials else None)
+        return checkpoint(seq)
+
+    engine.blocks.checkpoint = noting
+    return made
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_checkpoints_are_left_by_the_last_trial_alone(rig, drafted):
+    """Once, so that what a copy takes is there; then by whoever is served."""
+    more = {"drafters": [ScriptedDrafter(chain)], "draft_nodes": 7} if drafted else {}
+    made, law = rig(Watching(), chunk=128, context=1000, max_sequences=2, **more)
+    done = []
+    kept = noted_checkpoints(made.engine, done)
+    warm(made.engine, lambda *at: done.append(at))
+    assert len(done) > 2
+    assert kept
+    assert set(kept) == {(len(done) - 1, len(done))}
+    assert made.engine.keeps_checkpoints
+    kept.clear()
+    assert made.generate([5, 9, 2], max_tokens=8) == [law.greedy([5, 9, 2], 8)]
+    assert kept, "served as ever"
+
+
+def test_checkpoints_are_kept_again_when_a_trial_fails(rig):
+    made, _ = rig(Broken())
+    with pytest.raises(EngineError, match="no such kernel"):
+        warm(made.engine)
+    assert made.engine.keeps_checkpoints
+
+
 @pytest.mark.parametrize("steps", [1, 3])
 def test_steps_that_follow_at_once_were_run_twice(rig, steps):
     executor = Ahead(steps)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from luce_core.cache import host_room as places
 from luce_core.cache.host_room import ALIGN, MOST_UNDER_WAY, PIECE_BYTES, pinned_bytes
 from luce_core.model import snapshots
-from luce_core.model.snapshots import SavedSlot, SlotSaver, host_room
+from luce_core.model.snapshots import PinnedPieces, SavedSlot, SlotSaver, host_room
 
 
 @given(st.lists(st.integers(0, 3000), max_size=12), st.sampled_from([torch.uint8, torch.float32]))
 def test_rooms_have_the_shapes_asked_for_and_do_not_overlap(sizes, dtype):
     like = [torch.zeros(size, 2, dtype=dtype) for size in sizes]
-    rooms = host_room(like, pin=False)
+    rooms = host_room(like)
     assert [room.shape for room in rooms] == [one.shape for one in like]
     for number, room in enumerate(rooms):
         room.fill_(number)
@@ -28,7 +28,7 @@ def test_rooms_have_the_shapes_asked_for_and_do_not_overlap(sizes, dtype):
 def test_rooms_share_pieces_and_large_ones_have_their_own(monkeypatch):
     monkeypatch.setattr(places, "PIECE_BYTES", 4 * ALIGN)
     like = [torch.zeros(n, dtype=torch.uint8) for n in (ALIGN, 1, ALIGN + 1, 9 * ALIGN, 3)]
-    rooms = host_room(like, pin=False)
+    rooms = host_room(like)
     pieces = [room.untyped_storage().data_ptr() for room in rooms]
     assert pieces[0] == pieces[1] == pieces[2]
     assert len({*pieces}) == 3
@@ -63,11 +63,65 @@ def test_the_mover_waits_for_the_device_and_copies():
         def synchronize(self):
             waited.append(True)
 
-    source = torch.arange(4.0)
-    moved = snapshots._move((source,), [Event()])
+    source, saver = torch.arange(4.0), SlotSaver()
+    moved = saver._move([], (source,), [Event()])
     source.zero_()
     assert waited
     assert moved[0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.fixture
+def pieces_of(monkeypatch):
+    """Takes pieces for states of so many bytes, of what is pinned only in name."""
+    monkeypatch.setattr(snapshots, "PIN", False)
+    monkeypatch.setattr(places, "PIECE_BYTES", 4 * ALIGN)
+    pinned = PinnedPieces()
+
+    def take(*sizes):
+        return pinned.take([torch.zeros(size, dtype=torch.uint8) for size in sizes])
+
+    return pinned, take
+
+
+def addresses(taken):
+    return {one.data_ptr() for one in taken}
+
+
+def test_pinned_pieces_are_used_again(pieces_of):
+    pinned, take = pieces_of
+    first, states = take(ALIGN, 9 * ALIGN, 3)
+    assert [state.numel() for state in states] == [ALIGN, 9 * ALIGN, 3]
+    second, _ = take(ALIGN, 9 * ALIGN, 3)
+    assert not addresses(first) & addresses(second)
+    pinned.give_back(first)
+    third, _ = take(ALIGN, 9 * ALIGN, 3)
+    assert addresses(third) == addresses(first)
+
+
+def test_no_more_pieces_are_kept_than_may_be_under_way(pieces_of):
+    pinned, take = pieces_of
+    every = [take(ALIGN) for _ in range(MOST_UNDER_WAY + 2)]
+    for taken, _ in every:
+        pinned.give_back(taken)
+    kept = sum(len(spare) for spare in pinned._spare.values())
+    assert kept == MOST_UNDER_WAY
+    take(40 * ALIGN)  # of another size: the others go
+    assert not any(pinned._spare.values())
+
+
+def test_pieces_come_back_when_a_move_fails(pieces_of):
+    pinned, take = pieces_of
+    saver = SlotSaver()
+    saver._pinned = pinned
+    taken, states = take(8)
+
+    class Event:
+        def synchronize(self):
+            raise RuntimeError("the device is gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        saver._move(taken, states, [Event()])
+    assert addresses(take(8)[0]) == addresses(taken)
 
 
 def test_whoever_reads_a_snapshot_meets_what_went_wrong():
