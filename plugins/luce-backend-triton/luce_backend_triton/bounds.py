@@ -10,12 +10,13 @@ from collections.abc import Callable
 import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from luce_backend_triton import few_rows, gated, product
+from luce_backend_triton import gated, product
 from luce_backend_triton.few_rows import GEMV_ROWS, MMA_ROWS, X_BYTES
 from luce_backend_triton.formats import RECORD_COLS
 from luce_backend_triton.matrix import Dense, Group, Matrix, Part
+from luce_backend_triton.notes import Notes
+from luce_backend_triton.product import Rows
 from luce_core.contracts import Linear, Norm
 
 MADE = True
@@ -84,26 +85,15 @@ class Known:
     bounds: Bounds
     place: int
     norm: Norm
-    version: int
 
     def factors(self, head: Tensor | None = None) -> Tensor | None:
         """See `Bounds.factors`."""
         return self.bounds.factors(self.place, self.norm, head)
 
 
-@frozen(eq=False)
-class Beside:
-    """A tensor once more, u8[blocks, m, X_BYTES]."""
-
-    ready: Tensor
-    version: int
-
-
-_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-_beside: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""By the tensor object itself, as long as it lives. One that torch wrote to since is another; kernels of this
-plugin write to no tensor that an op has given back.
-"""
+_known: Notes[Known] = Notes()
+known = _known.get
+"""What was noted of a tensor."""
 
 
 def few(m: int) -> bool:
@@ -115,13 +105,7 @@ def note(outputs: tuple[Tensor, ...], part: Part, norm: Norm) -> None:
     """That these are the members' of `part`, of norm(x)."""
     if part.bounds is not None:
         for place, y in enumerate(outputs):
-            _known[y] = Known(part.bounds, place, norm, y._version)
-
-
-def known(x: Tensor) -> Known | None:
-    """What was noted of it."""
-    found = _known.get(x)
-    return found if found is not None and found.version == x._version else None
+            _known.put(y, Known(part.bounds, place, norm))
 
 
 @frozen(eq=False)
@@ -135,8 +119,11 @@ class Room:
 
     def leave(self, y: Tensor) -> Tensor:
         """-> y f32[m, k], of which `ready` has been made."""
-        _beside[y] = Beside(self.ready, y._version)
+        _beside.put(y, self)
         return y
+
+
+_beside: Notes[Room] = Notes()
 
 
 def room(m: int, k: int, of: Callable[[], Tensor | None]) -> Room | None:
@@ -148,13 +135,17 @@ def room(m: int, k: int, of: Callable[[], Tensor | None]) -> Room | None:
     return Room(ready, factors)
 
 
-def ready_for(y: Tensor, packed: Matrix | Dense) -> dict[few_rows.Kind, Tensor]:
-    """`Rows._few` of y, in front of a product with `packed`."""
+def ready_for(y: Tensor, packed: Matrix | Dense) -> Room | None:
+    """Where y has been left ready for a product with `packed`."""
     found = _beside.get(y)
-    if found is None or found.version != y._version:
-        return {}
     fits = isinstance(packed, Matrix) and packed.fmt.scales not in gated.TIMES_32
-    return {"mma": found.ready} if fits else {}
+    return found if fits else None
 
 
-__all__ = ["Bounds", "Known", "Room", "bounded", "known", "longest_of", "note", "ready_for", "room"]
+def rows_of(y: Tensor, packed: Matrix | Dense, flat: Tensor) -> Rows:
+    """y, as f32 `flat`, in front of a product with `packed`."""
+    room = ready_for(y, packed)
+    return Rows(flat) if room is None else Rows(flat, even=True, few={"mma": room.ready})
+
+
+__all__ = ["Bounds", "Known", "Room", "bounded", "few", "known", "note", "ready_for", "room", "rows_of"]

@@ -58,6 +58,11 @@ class Ability:
         return self.capability >= (9, 0)
 
     @property
+    def bulk(self) -> bool:
+        """Whether one thread copies whole pieces to shared memory."""
+        return self.capability >= (9, 0)
+
+    @property
     def arch(self) -> str:
         """What CUDA C++ is compiled for: the card's own code, or what the driver translates for it."""
         return f"{'compute' if self.forced else 'sm'}_{self.capability[0]}{self.capability[1]}"

@@ -24,8 +24,13 @@ GEMV_PASS = 4
 MMA_ROWS = 32
 """Most rows of x in one pass over the weights; more make more passes."""
 X_BYTES = 576
-X_FACTOR, X_SQUARES = 544, 548
+X_FACTOR, X_LENGTH, X_SQUARES = 544, 548, 560
 """csrc/common.cuh."""
+
+SLOT_WORDS = 64
+"""Of squares, in a slot of mma beside its sums."""
+GATE_BYTES = 32
+"""Of a stage of mma's ring, behind x, where there are bulk copies."""
 
 Kind = Literal["gemv", "mma"]
 
@@ -47,6 +52,12 @@ class Shape:
     """gemv: blocks of 256 columns of one row that a warp makes ready; 0: x comes ready."""
     act: str = ""
     """mma: W is gate's rows, then up's, and what comes out is act(gate) · up made ready."""
+    even: bool = False
+    """mma: a row of x has one factor, in all its columns."""
+    bulk: bool = True
+    """mma: the device copies in bulk to shared memory."""
+    then: bool = False
+    """mma: what comes out is y, and made ready norm(y) without the division."""
 
     def ring_bytes(self, fmt: RecordFormat) -> int:
         """Records on their way, of one thread block."""
@@ -55,7 +66,8 @@ class Shape:
     def shared_bytes(self, fmt: RecordFormat, tiles: int, blocks: int, grid: int) -> int:
         """Of one of `grid` thread blocks, for a matrix of tiles × blocks records."""
         if self.kind == "mma":
-            return self.ring_bytes(fmt) + self.stages * self.x_rows * X_BYTES
+            each = self.x_rows * X_BYTES + (GATE_BYTES if self.bulk else 0)
+            return self.ring_bytes(fmt) + self.stages * each
         workers = min(grid, tiles)
         sums = -(-tiles // workers) * self.parts(tiles, blocks, workers) * 16 * self.x_rows * 4
         squares = 4 * self.warps
@@ -87,6 +99,8 @@ def defines(fmt: RecordFormat, shape: Shape) -> dict[str, int]:
         "RESIDENT": shape.resident,
         "MAKES": shape.makes,
         "ACT": ACT_CODES[shape.act],
+        "EVEN": int(shape.even),
+        "THEN": int(shape.then),
     }
 
 
@@ -147,8 +161,10 @@ def columns(k: int) -> int:
     return -(-k // RECORD_COLS) * RECORD_COLS
 
 
-def prepare(x: Tensor, kind: Kind) -> Tensor:
-    """f32[m, k] -> u8[blocks, m, X_BYTES]. Plain torch: what the Triton kernel is checked against."""
+def prepare(x: Tensor, kind: Kind, even: bool = False) -> Tensor:
+    """f32[m, k] -> u8[blocks, m, X_BYTES]. Plain torch: what the Triton kernel is checked against. even: one
+    factor for a row.
+    """
     m, k = x.shape
     wide = columns(k)
     full = torch.zeros(m, wide, device=x.device)
@@ -156,6 +172,7 @@ def prepare(x: Tensor, kind: Kind) -> Tensor:
     full = full.view(m, -1, RECORD_COLS).transpose(0, 1)  # [blocks, m, 256]
     out = torch.zeros(*full.shape[:2], X_BYTES, dtype=torch.uint8, device=x.device)
     top = full.abs().amax(-1)
+    top = top.amax(0).expand_as(top) if even else top
     parts = _halves(full, top) if kind == "mma" else _integers(full, top)
     for at, part in zip((0, 512, X_FACTOR), parts, strict=True):
         data = part.contiguous().view(torch.uint8)
@@ -196,6 +213,49 @@ def _words(both: Tensor) -> Tensor:
 
 
 # --- launching
+
+
+@frozen(eq=False)
+class Divide:
+    """norm(x) came ready without the division by the root of the mean of its squares and eps."""
+
+    squares: Tensor
+    """f32[m], where Σ of each row's squares is left."""
+    k: int
+    eps: float
+
+
+class _Divide(ctypes.Structure):
+    """`Divide` of csrc/sums.cuh."""
+
+    _fields_ = (("squares", ctypes.c_void_p), ("share", ctypes.c_float), ("eps", ctypes.c_float))
+
+
+@frozen(eq=False)
+class Then:
+    """What `Shape.then` makes of y, norm(y) without the division; see csrc/sums.cuh."""
+
+    weight: Tensor
+    """f32[n], of the norm."""
+    bound: Tensor
+    """f32[2]: what |weight · y| is at most, per length of the residual, and per factor of x."""
+    squares: Tensor
+    """f32[m], Σ of each row's squares of the residual."""
+    ready: Tensor
+    """u8[n / 256, m, X_BYTES]."""
+
+
+class _Then(ctypes.Structure):
+    """`Then` of csrc/sums.cuh."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("weight", "bound", "squares", "ready"))
+
+
+def norms(divide: Divide | None, then: Then | None) -> list[ctypes.Structure]:
+    """mma: what it is told of the norm in front and of that behind."""
+    front = _Divide() if divide is None else _Divide(divide.squares.data_ptr(), 1 / divide.k, divide.eps)
+    given = () if then is None else (then.weight, then.bound, then.squares, then.ready)
+    return [front, _Then(*(one.data_ptr() for one in given))]
 
 
 def slots(count: int, device: torch.device) -> Tensor:
@@ -285,7 +345,7 @@ def mma_sizes(shape: Shape, tiles: int, blocks: int, grid: int, passes: int) -> 
     grid, room, shares = walk(shape, tiles, blocks, grid)
     owners = shape.owners(tiles)
     cut = [shares, INT(tiles), INT(blocks), WORD(inverse(blocks)), INT(owners), INT(room)]
-    return grid, cut, passes * owners * shape.warps * room * shape.tiles * 16 * shape.x_rows
+    return grid, cut, passes * owners * shape.warps * room * (shape.tiles * 16 * shape.x_rows + SLOT_WORDS)
 
 
 def launch(
@@ -301,13 +361,15 @@ def launch(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     beside: Beside = ALONE,
+    divide: Divide | None = None,
+    then: Then | None = None,
 ) -> None:
     """y f32[m, rows] (any row stride) = x Wᵀ · scale + bias + residual, by `grid` thread blocks.
 
     x: as `prepare` makes it, or x or norm(x), which the kernel makes so itself (`Shape.makes`). beside: not
     alone where the launch before or behind is another product of x. With `shape.act`: rows of gate and of up
     each; x as csrc/ready.cu makes norm(x); y u8[m, blocks, X_BYTES], a view of [blocks, m, X_BYTES] like x;
-    scale f32[blocks], as `matrix.Part.most`.
+    scale f32[1], as `matrix.Part.most`. divide, and `shape.then`: in one pass.
     """
     (tiles, blocks, _), device, m = records.shape, records.device, y.shape[0]
     passes = -(-m // shape.x_rows)
@@ -317,6 +379,9 @@ def launch(
     else:
         grid, cut, count = mma_sizes(shape, tiles, blocks, grid, passes)
         sums = workspace(device, beside.place).take(count)
+        cut = [*cut, *norms(divide, then)]
+        if passes > 1 and not (divide is None and then is None):
+            raise ValueError(f"{m} rows of x in {passes} passes: a norm in front or behind takes one.")
     given = (None if extra is None else extra.data_ptr() for extra in (scale, bias, residual))
     ldr = 0 if residual is None else residual.stride(0)
     out = _Out(*given, y.data_ptr(), sums, m, rows, ldr, y.stride(0), beside.bits)

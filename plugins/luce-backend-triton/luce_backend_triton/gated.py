@@ -41,7 +41,7 @@ def useful(matrix: Matrix) -> bool:
 
 def most_of(matrix: Matrix) -> Tensor:
     """`Part.most` of gate's rows, then as many of up."""
-    return most_of_pairs(matrix).view(-1, RECORD_COLS).amax(1)
+    return most_of_pairs(matrix).amax(0, keepdim=True)
 
 
 def made(part: Part, rows: Rows, act: str, down: Matrix | Dense, cuda: bool) -> Rows | None:
@@ -60,13 +60,15 @@ def made(part: Part, rows: Rows, act: str, down: Matrix | Dense, cuda: bool) -> 
     if shape.tiles != TILES or shape.warps % 2:
         return None
     x = rows.few("mma")
-    if not rows.squares:
+    if not rows.lengths:
         return None
     y = x.new_empty(down.blocks, m, few_rows.X_BYTES)
     few_rows.launch(
-        matrix.format, matrix.records, down.cols, x, y.transpose(0, 1), evolve(shape, act=act), grid,
-        scale=part.most,
+        matrix.format, matrix.records, down.cols, x, y.transpose(0, 1),
+        evolve(shape, act=act, even=rows.even), grid,
+        scale=part.most, divide=rows.divide,
     )  # fmt: skip
+    rows.read()
     return Rows.ready("mma", y, down.cols)
 
 

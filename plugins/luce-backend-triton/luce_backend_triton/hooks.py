@@ -29,6 +29,8 @@ GRAPHS = "cuda-graphs"
 OPS = (
     "pack_linear", "pack_group", "linear", "table_rows", "norm_linear", "linear_out", "gated_mlp", "head",
 )  # fmt: skip
+OWN, FOLLOWED = "triton.", ("linear_out", "gated_mlp")
+"""Ops for rewritten programs, which say what norm follows."""
 SHARED_OPS = {
     "commit_pages": "state", "commit_slot": "state", "commit_slots": "state", "sample": "picks",
     "process_logits": "picks", "newest_tokens": "picks", "note_picks": "picks",
@@ -122,8 +124,13 @@ def luce_register_ops() -> list[OpLayer]:
 
 
 def _needs(op: str) -> frozenset[str]:
-    """Packed weights are made for the ops that read them, and read by no others."""
-    return frozenset({"linear", "table_rows"} if op == "pack_linear" else {"pack_linear"})
+    """Packed weights are made for the ops that read them, and read by no others; an op for rewritten programs
+    goes with the one it stands for.
+    """
+    if op == "pack_linear":
+        return frozenset({"linear", "table_rows"})
+    named = op.removeprefix(OWN)
+    return frozenset({"pack_linear", named} - {op}) if named in OPS else frozenset()
 
 
 def _package(invariant: bool) -> str:
@@ -141,10 +148,9 @@ def _impls(ops: str, invariant: bool) -> tuple[OpImpl, ...]:
     route, experts = ("mixtures", "mixtures") if invariant else ("route", "moe")
     places |= {"route": f"{package}.{route}:route", "experts": f"{package}.{experts}:{ops}.experts"}
     places |= {op: f"luce_backend_triton.{where}:{op}" for op, where in SHARED_OPS.items()}
-    return tuple(
-        OpImpl(op, place, row_invariant=invariant, needs=_needs(op) if op in OPS else frozenset())
-        for op, place in places.items()
-    )
+    if not invariant and ops == "CUDA":
+        places |= {f"{OWN}{op}": places[op] for op in FOLLOWED} | {"*": "luce_backend_triton.normed:rewrite"}
+    return tuple(OpImpl(op, place, row_invariant=invariant, needs=_needs(op)) for op, place in places.items())
 
 
 @hookimpl

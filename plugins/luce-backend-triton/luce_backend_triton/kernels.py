@@ -319,16 +319,16 @@ def most_of_pairs(
 def lengths(
     records, halves, table, out, n, blocks,
     ROWS: tl.constexpr, RECORD: tl.constexpr, CODES: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr,
-    ZERO: tl.constexpr, SCALES: tl.constexpr,
+    ZERO: tl.constexpr, SCALES: tl.constexpr, ROOT: tl.constexpr,
 ):  # fmt: skip
-    """Of every row of W, the root of its sum of squares -> out f32[n]."""
+    """Of every row of W, the root of its sum of squares, or its sum of magnitudes -> out f32[n]."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.minimum(row, n - 1)
     total = tl.zeros((ROWS,), tl.float32)
     for block in range(blocks):
         w = decode(records, halves, table, place, block, blocks, RECORD, CODES, BITS, TABLE, ZERO, SCALES)
-        total += tl.sum(w * w, 1)
-    tl.store(out + row, tl.sqrt(total), mask=row < n)
+        total += tl.sum(w * w if ROOT else tl.abs(w), 1)
+    tl.store(out + row, tl.sqrt(total) if ROOT else total, mask=row < n)
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -31,6 +32,8 @@ MOST_LOST = 2**-12
 """Of a matrix, relative: half of what rounding to f16 costs one that fills its range."""
 SLICE_BYTES = 32 << 20
 """Of the file that are on their way to the device at a time."""
+COPIERS = 4
+"""Threads that bring a slice from the file's pages, of which one alone is slower than the way to a device."""
 
 
 @define(eq=False)
@@ -85,8 +88,8 @@ class Part:
     members: tuple[Linear, ...]
     bias: Tensor | None
     most: Tensor | None = None
-    """f32[rows of the first / 256], where the two members may be gate and up whose product csrc/mma.cu makes
-    ready: of 256 rows, the most that |gate n| |up n| is per |n|².
+    """f32[1], where the two members may be gate and up whose product csrc/mma.cu makes ready: the most that
+    |gate n| |up n| of any row is per |n|².
     """
     bounds: Any = None
     """`bounds.Bounds`, where what members give may have any."""
@@ -132,8 +135,24 @@ def _slices(raw: RawLinear, device: torch.device) -> Any:
     )
     for first in range(0, raw.shape[0], count):
         part = raw.data[first : first + count]
-        np.copyto(staging.numpy()[: len(part)], part)
+        _copy(staging.numpy()[: len(part)], part)
         yield first, staging[: len(part)].to(device, copy=True)
+
+
+@cache
+def _copiers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(COPIERS, "luce-copy")
+
+
+def _copy(target: np.ndarray, source: np.ndarray) -> None:
+    """Rows of bytes."""
+    if source.nbytes < SLICE_BYTES // COPIERS:
+        np.copyto(target, source)
+        return
+    step = -(-len(source) // COPIERS)
+    parts = [slice(first, first + step) for first in range(0, len(source), step)]
+    for _ in _copiers().map(lambda of: np.copyto(target[of], source[of]), parts):
+        pass
 
 
 def _give_back(device: torch.device) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luce_backend_triton import bounds, gated, measure, product
+from luce_backend_triton import bounds, gated, measure, normed, product
 from luce_backend_triton.few_floats import Behind
 from luce_backend_triton.few_rows import ALONE, Beside
 from luce_backend_triton.matrix import Dense, Group, Matrix, pack_matrix, pack_members
@@ -94,7 +94,12 @@ class Layer:
 
     def norm_linear(self, ops: Any, x: Tensor, norm: Norm | None, w: LinearGroup) -> tuple[Tensor, ...]:
         """One [T, out] per member of `w`, of norm(x)."""
-        return self._all(ops, _rows(x, norm), w)
+        return self._all(ops, self._rows(x, norm, w), w)
+
+    def _rows(self, x: Tensor, norm: Norm | None, w: LinearGroup) -> Rows:
+        if not isinstance(w.packed, Group) or not self.cuda:
+            return _rows(x, norm)
+        return normed.rows_of(_flat(x), norm, [part.matrix for part in w.packed.parts])
 
     def linear_out(
         self,
@@ -104,14 +109,22 @@ class Layer:
         residual: Tensor | None = None,
         post: Norm | None = None,
         scale: Any = 1.0,
+        following: normed.Next | None = None,
     ) -> Tensor:
-        """(residual + post(W y)) · scale -> [T, E]."""
-        ready = bounds.ready_for(y, w.packed) if self.cuda and self.gates else {}
-        return self._out(ops, Rows(_flat(y), few=ready), w, residual, post, scale)
+        """(residual + post(W y)) · scale -> [T, E]. following: `rewrite` says what reads it."""
+        flat = _flat(y)
+        rows = bounds.rows_of(y, w.packed, flat) if self.cuda and self.gates else Rows(flat)
+        return self._out(ops, rows, w, residual, post, scale, following)
 
     def _out(
-        self, ops: Any, rows: Rows, w: Linear, residual: Tensor | None, post: Norm | None, scale: Any
-    ) -> Tensor:
+        self, ops: Any, rows: Rows, w: Linear, residual: Tensor | None, post: Norm | None, scale: Any,
+        following: normed.Next | None = None,
+    ) -> Tensor:  # fmt: skip
+        plain = post is None and not isinstance(scale, Tensor) and scale == 1.0
+        if following is not None and plain and residual is not None:
+            made = normed.made(rows, w, _flat(residual), following)
+            if made is not None:
+                return made
         fused = residual if post is None else None
         out = self._one(ops, rows, w, None if fused is None else _flat(fused))
         if post is not None:
@@ -134,20 +147,23 @@ class Layer:
         act: str = "silu",
         clamp: Clamp | None = None,
         scale: Any = 1.0,
+        following: normed.Next | None = None,
     ) -> Tensor:
-        """(residual + post(down(act(gate n) · up n))) · scale, n = norm(x) -> [T, E]."""
+        """(residual + post(down(act(gate n) · up n))) · scale, n = norm(x) -> [T, E]. following: as in
+        `linear_out`.
+        """
         if act not in ACTS:
             return coarse.gated_mlp(ops, x, norm, gate_up, down, residual, post, act, clamp, scale)
-        rows = _rows(x, norm)
+        rows = self._rows(x, norm, gate_up)
         if clamp is None and self.gates and isinstance(gate_up.packed, Group):
             made = gated.made(gate_up.packed.parts[0], rows, act, down.packed, self.cuda)
             if made is not None:
-                return self._out(ops, made, down, residual, post, scale)
+                return self._out(ops, made, down, residual, post, scale, following)
         gate, up = self._all(ops, rows, gate_up)
         del rows  # and x as halves with it
         if gate.stride() != up.stride():
             gate, up = gate.contiguous(), up.contiguous()
-        return self._out(ops, Rows(gate, None, up, act, clamp), down, residual, post, scale)
+        return self._out(ops, Rows(gate, None, up, act, clamp), down, residual, post, scale, following)
 
     def head(
         self, ops: Any, x: Tensor, norm: Norm | None, w: Linear, softcap: float = 0.0, scale: float = 1.0

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from luce_backend_triton import capability, few_floats, few_rows, kernels, ready, shapes
 from luce_backend_triton.few_floats import Behind
-from luce_backend_triton.few_rows import ALONE, X_BYTES, Beside, Kind, Shape
+from luce_backend_triton.few_rows import ALONE, X_BYTES, Beside, Divide, Kind, Shape
 from luce_backend_triton.formats import RECORD_COLS, blocks_of
 from luce_backend_triton.given import Given
 from luce_backend_triton.matrix import Dense, Matrix
 from luce_backend_triton.memory import SCRATCH_BYTES
+from luce_backend_triton.notes import Notes
 from luce_core.contracts import Clamp, Norm
 
 CHUNK, WIDEST = 1024, 8192
@@ -38,6 +39,8 @@ PORTABLE_ROWS, PORTABLE_WARPS = 16, 8
 """Of W, and warps of a program: what the codes of more become finds no registers (LOG.md 2026-12-01)."""
 ACTS = ("silu", "gelu", "gelu_tanh", "relu")
 NOTHING = Behind()
+SQUARES: Notes[Tensor] = Notes()
+"""f32[m], Σ of each row's squares, of tensors whose norm some product has read."""
 
 
 def overlaps(device: torch.device) -> bool:
@@ -55,8 +58,12 @@ class Rows:
     up: Tensor | None = None
     act: str = ""
     clamp: Clamp | None = None
-    squares: bool = False
-    """Whether what `few("mma")` gave has Σ of a row's squares too: of norm(x), from csrc/ready.cu."""
+    even: bool = False
+    """Whether a row that came made ready has one factor in all its columns."""
+    divide: Divide | None = None
+    """What norm(x) that came made ready lacks."""
+    lengths: bool = False
+    """Whether what `few("mma")` gave tells |norm(x)|² of each row: from csrc/ready.cu, or with `divide`."""
     _few: dict[Kind, Tensor] = field(factory=dict)
     _dense: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor]] = field(factory=dict)
 
@@ -76,8 +83,10 @@ class Rows:
 
     @classmethod
     def ready(cls, kind: Kind, made: Tensor, k: int) -> Rows:
-        """Of what another launch makes as `few` gives it, u8[blocks, m, X_BYTES]: x itself is nowhere."""
-        return cls(torch.empty(made.shape[1], k, device="meta"), few={kind: made})
+        """Of what another launch makes as `few` gives it, u8[blocks, m, X_BYTES], with one factor for a row:
+        x itself is nowhere.
+        """
+        return cls(torch.empty(made.shape[1], k, device="meta"), even=True, few={kind: made})
 
     def part(self, first: int, count: int) -> Rows:
         """Rows first .. first + count of this input, fewer at its end."""
@@ -109,8 +118,13 @@ class Rows:
             m, k = x.shape
             out = self.room(kind)
             given = self.given() if kind == "mma" and x.is_cuda else None
-            if given is not None and ready.launch(given, out):
-                self.squares = self.norm is not None
+            squares = None
+            if given is not None and self.norm is not None:
+                squares = torch.empty(m, device=x.device)
+            if given is not None and ready.launch(given, out, squares):
+                if squares is not None:
+                    SQUARES.put(x, squares)
+                    self.lengths = True
                 return out
             views = (out.view(torch.float16), out.view(torch.float32), out.view(torch.int8))
             overlap = x.is_cuda and overlaps(x.device)
@@ -122,6 +136,11 @@ class Rows:
                 OVERLAP=overlap, num_warps=4 if k <= 2048 else 8, launch_pdl=overlap, **constants,
             )  # fmt: skip
         return self._few[kind]
+
+    def read(self) -> None:
+        """A product has read what `few("mma")` gave."""
+        if self.divide is not None:
+            SQUARES.put(self.x, self.divide.squares)
 
     def dense(self, dtype: torch.dtype = torch.float16, align: int = RECORD_COLS) -> tuple[Tensor, Tensor]:
         """[m, columns up to a multiple of `align`], and the factor f32[m] of each row."""
@@ -174,12 +193,15 @@ def product(
         given = _unready(shape, matrix, rows)
         if given is not None:
             shape = evolve(shape, makes=-(-matrix.blocks // shape.warps))
+        if shape.kind == "mma" and rows.even:
+            shape = evolve(shape, even=True)
         y = torch.empty(m, matrix.rows, device=device)
         few_rows.launch(
             matrix.format, matrix.records, matrix.rows, rows.few(shape.kind) if given is None else given, y,
             shape, grid,
-            scale=scale, bias=bias, residual=residual, beside=beside,
+            scale=scale, bias=bias, residual=residual, beside=beside, divide=rows.divide,
         )  # fmt: skip
+        rows.read()
         return y
     if m <= PORTABLE_LIMIT:
         most = PORTABLE_TILE if capability.on(device).matrix else PORTABLE_SMALL
@@ -241,15 +263,20 @@ def most_of_pairs(matrix: Matrix) -> Tensor:
 
 def lengths(matrix: Matrix) -> Tensor:
     """f32[rows], of each row."""
-    return _by_rows(kernels.lengths, matrix, matrix.rows)
+    return _by_rows(kernels.lengths, matrix, matrix.rows, ROOT=True)
 
 
-def _by_rows(kernel: Any, matrix: Matrix, count: int) -> Tensor:
+def magnitudes(matrix: Matrix) -> Tensor:
+    """f32[rows], of each row the sum of magnitudes."""
+    return _by_rows(kernels.lengths, matrix, matrix.rows, ROOT=False)
+
+
+def _by_rows(kernel: Any, matrix: Matrix, count: int, **more: Any) -> Tensor:
     """-> f32[count], a number of every row."""
     out = torch.empty(count, device=matrix.records.device)
     with torch.cuda.device_of(out):
         kernel[(-(-count // 16),)](
-            *matrix.views(), out, count, matrix.blocks, ROWS=16, num_warps=4, **matrix.constants()
+            *matrix.views(), out, count, matrix.blocks, ROWS=16, num_warps=4, **matrix.constants(), **more
         )
     return out
 

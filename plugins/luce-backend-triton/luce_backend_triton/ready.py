@@ -55,10 +55,10 @@ def _loaded(device: int, defines: tuple[tuple[str, int], ...]) -> nvrtc.Kernel:
     return few_rows.load(device, "ready", "ready", dict(defines))
 
 
-def launch(given: Given, out: Tensor) -> bool:
+def launch(given: Given, out: Tensor, squares: Tensor | None = None) -> bool:
     """out u8[blocks, m, X_BYTES], as `few_rows.prepare` makes it but for the last bits; of norm(x) with the
-    sum of a row's squares at X_SQUARES. False: it cannot, nothing was done. Which it is does not depend on
-    the number of rows.
+    sum of a row's squares at X_LENGTH, and that of x -> squares f32[m]. False: it cannot, nothing was done.
+    Which it is does not depend on the number of rows.
     """
     blocks, m, _ = out.shape
     found = cut(blocks, given.weight is not None, given.act)
@@ -66,7 +66,8 @@ def launch(given: Given, out: Tensor) -> bool:
         return False
     kernel = _loaded(out.device.index or 0, tuple(found.defines().items()))
     stream = torch.cuda.current_stream(out.device).cuda_stream
-    args = [in_of(given), POINTER(out.data_ptr()), INT(m), INT(blocks)]
+    to = None if squares is None else squares.data_ptr()
+    args = [in_of(given), POINTER(out.data_ptr()), POINTER(to), INT(m), INT(blocks)]
     kernel.launch((m, 1, found.parts), 32 * found.warps, found.shared_bytes, stream, args)
     return True
 

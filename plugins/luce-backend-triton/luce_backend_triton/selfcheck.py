@@ -7,34 +7,31 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from luce_backend_triton import attention, bounds, delta, delta_trees, gated, moe, ops, picks, route, state
-from luce_backend_triton.formats import BLOCKS, FORMATS
+from luce_backend_triton import attention, delta, moe, ops, picks, route, state
+from luce_backend_triton.formats import FORMATS
+from luce_backend_triton.selfcheck_chains import chains
+from luce_backend_triton.selfcheck_given import BLOCK, FLOATS, ROUNDED, delta_state, error_of, matrix
 from luce_core.contracts import (
     CODECS,
     AttentionSpec,
     CodedField,
     Commit,
-    DeltaSpec,
     ExpertStack,
     ForwardBatch,
     KernelCheck,
     Linear,
     LinearGroup,
     Norm,
-    RawLinear,
     Region,
     RouteSpec,
     SamplingParams,
     SeqTable,
     SharedExpert,
-    SlotState,
 )
-from luce_core.gguf import FORMATS as KNOWN
 from luce_core.model.batch import RowSet, make_batch
 from luce_core.model.weights import ResidentExperts
 from luce_core.ops import build_ops, codecs, sampling
@@ -43,19 +40,12 @@ from luce_core.ops.newest import AHEAD
 from luce_core.ops.noise import CounterNoise
 from luce_core.ops.sampling import ParamTable
 
-HALVES = {
-    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "MXFP4": (), "NVFP4": (),
-}  # fmt: skip
-"""Where blocks keep half floats, if not in front alone."""
-FLOATS = ("F32", "F16", "BF16")
 ROWS = (1, 2, 5, 16, 24, 70, 300)
 """Of x: one for each kernel and pass."""
 EXPERT_ROWS = (1, 3, 200)
 """Pairs of row and expert that read packed records each by themselves, or those of one expert together; and
 many, for dense weights.
 """
-ROUNDED = 2e-3
-"""Relative error of halves."""
 EXACT = 1e-4
 """Of f32."""
 PROMPTS = (50, 19)
@@ -71,7 +61,7 @@ FILTERED: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """Of two rows; a third has none of it."""
 Op = Callable[..., Any]
-BLOCK, BLOCK_COUNT, SLOTS, HELD = 16, 12, 4, 8
+BLOCK_COUNT, HELD = 12, 8
 
 
 @frozen
@@ -89,7 +79,7 @@ class Checks:
         """Everything that multiplies no packed weights."""
         torch.manual_seed(0)
         yield from sequences(device, attention.attention, delta.Delta(self.layer.cuda).delta)
-        yield from mixers(self.layer, device)
+        yield from chains(self.layer, device)
         yield from routes(device, route.route)
         yield from picking(device)
 
@@ -130,10 +120,12 @@ def products(
             x, residual = torch.randn(count, width, device=device), torch.randn(count, 176, device=device)
             normed = torch.nn.functional.rms_norm(x.double(), (width,), norm.weight.double(), norm.eps)
             got = namespace.norm_linear(x, norm, group)
-            errors = [_error(y, normed @ exact.T + w.bias) for y, (w, exact) in zip(got, pairs, strict=True)]
+            errors = [
+                error_of(y, normed @ exact.T + w.bias) for y, (w, exact) in zip(got, pairs, strict=True)
+            ]
             out, exact = pairs[0]
             behind = namespace.linear_out(x, out, residual) - residual
-            errors.append(_error(behind, x.double() @ exact.T + out.bias))
+            errors.append(error_of(behind, x.double() @ exact.T + out.bias))
             for both in halves:
                 g, u = (
                     normed @ w.T + (0 if one.bias is None else one.bias)
@@ -141,7 +133,7 @@ def products(
                 )
                 gated = namespace.gated_mlp(x, norm, both, down)
                 inner = torch.nn.functional.silu(g) * u
-                errors.append(_error(gated, inner @ back.T + down.bias))
+                errors.append(error_of(gated, inner @ back.T + down.bias))
             allowed = 2**-7 if name == "BF16" else ROUNDED
             yield KernelCheck(f"{name}, {count} rows of x", max(errors), allowed, *_avoided(layer))
 
@@ -149,34 +141,6 @@ def products(
 def _avoided(layer: ops.Layer) -> tuple[tuple[str, ...], str]:
     """Ops with products of packed weights, and the flag that has Triton compute them."""
     return ("linear",), "--triton-kernels triton" if layer.cuda else ""
-
-
-def matrix(
-    namespace: Any, name: str, out: int, width: int, device: str, seed: int = 0
-) -> tuple[Linear, Tensor]:
-    """Packed, and exact as float64."""
-    data = _random_blocks(name, out, width, seed)
-    packed = namespace.pack_linear(RawLinear("w", name, (out, width), data, device))
-    exact = torch.from_numpy(np.array(KNOWN.by_name(name).dequantize(data))).view(out, width)
-    bias = torch.randn(out, device=device)
-    return Linear("w", out, width, name, packed, bias), exact.to(device, torch.float64)
-
-
-def _random_blocks(name: str, rows: int, cols: int, seed: int) -> np.ndarray:
-    """u8[rows, row bytes]; factors of ordinary size, all other bits as they come."""
-    rng = np.random.default_rng(rows + seed)
-    if name in FLOATS:
-        kind = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[name]
-        values = torch.from_numpy(rng.standard_normal((rows, cols)).astype(np.float32) * 0.05)
-        return values.to(kind).view(torch.uint8).numpy()
-    weights, size = BLOCKS[name]
-    blocks = rng.integers(0, 256, (rows * cols // weights, size), dtype=np.uint8)
-    for at in HALVES.get(name, (0,)):
-        factors = (rng.standard_normal(len(blocks)) * 0.02).astype("<f2")
-        blocks[:, at : at + 2] = factors.view(np.uint8).reshape(-1, 2)
-    if name == "MXFP4":
-        blocks[:, 0] = rng.integers(114, 130, len(blocks))
-    return blocks.reshape(rows, -1)
 
 
 # --- attention, linear attention, commits
@@ -215,11 +179,11 @@ def sequences(device: str, attend: Op, recur: Op) -> Iterator[KernelCheck]:
         one, other = (run(namespace, device) for namespace in (mine, theirs))
         for phase, rows in (("prefill", prompt), ("held", alone), ("held", held)):
             batch = make_batch(phase, rows, device=device)
-            errors = [_error(a, b) for a, b in zip(one(batch, None), other(batch, None), strict=True)]
+            errors = [error_of(a, b) for a, b in zip(one(batch, None), other(batch, None), strict=True)]
             what = "one row" if rows is alone else phase
             yield KernelCheck(f"{name}, {what}", max(errors), ROUNDED, (op,))
         pairs = zip(one(batch, commit), other(batch, commit), strict=True)
-        yield KernelCheck(f"{name}, commit", max(_error(a, b) for a, b in pairs), ROUNDED, commits)
+        yield KernelCheck(f"{name}, commit", max(error_of(a, b) for a, b in pairs), ROUNDED, commits)
 
 
 def _tables(blocks: tuple[int, ...]) -> dict[str, SeqTable]:
@@ -263,31 +227,9 @@ def _attention(namespace: Any, device: str, k_type: str = "", v_type: str = "") 
     return run
 
 
-def _delta_state(rng: torch.Generator, device: str, held: int) -> tuple[SlotState, SlotState, DeltaSpec]:
-    """Window, states and what a layer is, for so many held rows: two heads of 128, which share a key."""
-    key_heads, heads, dim = 1, 2, 128
-    channels = (2 * key_heads + heads) * dim
-
-    def rand(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=rng).to(device)
-
-    def slot(shape: tuple[int, ...], fold: str, **log: tuple[int, ...]) -> SlotState:
-        rows = {name: rand(SLOTS, held, *one) for name, one in log.items()}
-        return SlotState("slot", 0.1 * rand(SLOTS, *shape), rows, fold)
-
-    conv = slot((3, channels), "shift", row=(channels,))
-    log = {"k": (key_heads, dim), "u": (heads, dim), "g": (heads,)}
-    memory = slot((heads, dim, dim), "delta_fold", **log)
-    spec = DeltaSpec(
-        0, key_heads, heads, dim, dim, Norm(1 + 0.1 * rand(dim), 1e-6), rand(channels, 4), -rand(heads).abs(),
-        rand(heads),
-    )  # fmt: skip
-    return conv, memory, spec
-
-
 def _delta(namespace: Any, device: str) -> Run:
     rng = torch.Generator().manual_seed(2)
-    conv, memory, spec = _delta_state(rng, device, HELD)
+    conv, memory, spec = delta_state(rng, device, HELD)
     channels, heads, dim = conv.state.shape[2], spec.value_heads, spec.value_dim
 
     def rand(*shape: int) -> Tensor:
@@ -304,66 +246,6 @@ def _delta(namespace: Any, device: str) -> Run:
         return y, conv.state, memory.state
 
     return run
-
-
-MIXED = (3, 16, 24, 32)
-"""Rows of one sequence between two products."""
-LONG = 640
-"""Places of a text that attention splits."""
-
-
-def mixers(layer: ops.Layer, device: str) -> Iterator[KernelCheck]:
-    """DeltaNet, and attention over a long text, between a normed group and the product behind, by the layer;
-    and by the reference between float64's products. On a card's tensor cores that product is to find its x
-    made ready: an error of inf where it does not.
-    """
-    names = ("pack_linear", "pack_group", "linear", "norm_linear", "linear_out")
-    mine = {"attention": attention.attention, "delta": delta.Delta(layer.cuda).delta}
-    namespace = build_ops({name: getattr(layer, name) for name in names} | mine)
-    norm = Norm(0.05 * torch.rand(256, device=device) + 0.05, 1e-6)  # so that gates are of ordinary size
-    pairs = [matrix(namespace, "Q4_K", *shape, device, 5) for shape in ((256, 256), (64, 256), (40, 256))]
-    (z, its), (v, theirs), (out, behind) = [(evolve(w, bias=None), exact) for w, exact in pairs]
-    group = LinearGroup((z, v), namespace.pack_group((z, v)))
-    ready = layer.cuda and bounds.MADE and gated.useful(out.packed)
-    trees = max(delta_trees.sizes(torch.device(device)), default=0) if ready else 0
-    kinds = (
-        ("attention", _attention_of, "attention", MIXED[-1] if ready else 0),
-        ("Gated DeltaNet", _delta_of, "delta", trees),
-    )
-    for name, run, op, most in kinds:
-        for count in MIXED:
-            x = torch.randn(count, 256, device=device)
-            normed = torch.nn.functional.rms_norm(x.double(), (256,), norm.weight.double(), norm.eps)
-            given = (normed @ its.T).float(), (normed @ theirs.T).float()
-            y = run(namespace, device, *namespace.norm_linear(x, norm, group))
-            error = _error(namespace.linear_out(y, out), run(build_ops(), device, *given).double() @ behind.T)
-            found = count > most or "mma" in bounds.ready_for(y, out.packed)
-            what = f"{name} between products, {count} rows of x"
-            yield KernelCheck(what, error if found else float("inf"), ROUNDED, (op,))
-
-
-def _attention_of(namespace: Any, device: str, z: Tensor, v: Tensor) -> Tensor:
-    """[T, 256], gated by z."""
-    rng = torch.Generator().manual_seed(1)
-    count, blocks = z.shape[0], -(-(LONG + z.shape[0]) // BLOCK)
-    shape = (blocks, BLOCK, 1, 64)
-    fields = {name: torch.randn(shape, generator=rng).to(device, torch.float16) for name in ("k", "v")}
-    table = {"full": SeqTable(tuple(range(blocks)), tuple(range(0, BLOCK * blocks, BLOCK)))}
-    batch = make_batch("held", [RowSet(0, LONG, [1] * count, table)], device=device)
-    q, k = (torch.randn(count, width, generator=rng).to(device) for width in (256, 64))
-    spec = AttentionSpec(0, 4, 1, 64, 64, 64**-0.5, None, gate="sigmoid")
-    y: Tensor = namespace.attention(batch, q, k, v, Region("pages", "full", fields, BLOCK), spec, gate=z)
-    return y
-
-
-def _delta_of(namespace: Any, device: str, z: Tensor, v: Tensor) -> Tensor:
-    """[T, 256], gated by z."""
-    rng, count = torch.Generator().manual_seed(2), z.shape[0]
-    conv, memory, spec = _delta_state(rng, device, count)
-    batch = make_batch("held", [RowSet(1, 9, [1] * count, {})], device=device)
-    qkv, beta, decay = (torch.randn(count, width, generator=rng).to(device) for width in (512, 2, 2))
-    y: Tensor = namespace.delta(batch, qkv, z, beta, decay, conv, memory, spec)
-    return y
 
 
 # --- experts
@@ -386,7 +268,7 @@ def routes(device: str, op: Op) -> Iterator[KernelCheck]:
         want = torch.zeros(rows, count, dtype=torch.float64, device=device).scatter_(1, at, best)
         want /= want.sum(1, keepdim=True)
         got = torch.zeros_like(want).scatter_(1, ids.long(), weight.double())
-        yield KernelCheck(f"route, {rows} rows of x", _error(got, want), EXACT, ("route",))
+        yield KernelCheck(f"route, {rows} rows of x", error_of(got, want), EXACT, ("route",))
 
 
 def experts(
@@ -428,7 +310,7 @@ def experts(
                 chosen = (weight * (ids == one)).sum(1, keepdim=True).double()
                 want += chosen * _mlp(normed, gate[one], up[one], down[one])
             what = f"{name}, experts of {n} rows of x" + (", by a router" if router else "")
-            yield KernelCheck(what, _error(got, want), ROUNDED, ("experts",))
+            yield KernelCheck(what, error_of(got, want), ROUNDED, ("experts",))
 
 
 def picking(device: str) -> Iterator[KernelCheck]:
@@ -479,8 +361,4 @@ def _mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
 
-def _error(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want.double()).norm() / want.double().norm())
-
-
-__all__ = ["CUDA", "PORTABLE", "experts", "mixers", "picking", "products", "routes", "sequences"]
+__all__ = ["CUDA", "PORTABLE", "experts", "picking", "products", "routes", "sequences"]

@@ -56,6 +56,8 @@ class Room:
     """Of one multiprocessor."""
     mma: bool = True
     """Whether csrc/mma.cu runs there."""
+    bulk: bool = True
+    """Whether there are bulk copies to shared memory."""
 
     @property
     def most_rows(self) -> int:
@@ -71,12 +73,13 @@ class Room:
 @cache
 def room_of(device: int) -> Room:
     """Of a CUDA device."""
-    about = torch.cuda.get_device_properties(device)
+    about, ability = torch.cuda.get_device_properties(device), capability.on(torch.device("cuda", device))
     return Room(
         about.multi_processor_count,
         about.shared_memory_per_block_optin,
         about.shared_memory_per_multiprocessor,
-        capability.on(torch.device("cuda", device)).mma,
+        ability.mma,
+        ability.bulk,
     )
 
 
@@ -92,7 +95,7 @@ def choose(fmt: RecordFormat, m: int, tiles: int, blocks: int, room: Room) -> tu
         return _in_passes(fmt, m, tiles, blocks, room)
     rows = min(-(-m // 8) * 8, MMA_ROWS)
     for each, warps, stages, per in _mma_cuts(fmt, rows):
-        shape = Shape("mma", rows, each, warps, stages, 1 if rows == NARROWEST_ROWS else per)
+        shape = Shape("mma", rows, each, warps, stages, 1 if rows == NARROWEST_ROWS else per, bulk=room.bulk)
         if room.fits(shape.shared_bytes(fmt, tiles, blocks, room.multiprocessors * per), per):
             return shape, room.multiprocessors * per
     return None
@@ -126,7 +129,8 @@ def choose_any(fmt: RecordFormat, tiles: int, blocks: int, room: Room) -> tuple[
     if not room.mma:
         return _in_passes(fmt, 1, tiles, blocks, room)
     for each, warps, stages, per in _mma_cuts(fmt, MMA_ROWS):
-        shape, grid = Shape("mma", MMA_ROWS, each, warps, stages, per), room.multiprocessors * per
+        shape = Shape("mma", MMA_ROWS, each, warps, stages, per, bulk=room.bulk)
+        grid = room.multiprocessors * per
         if room.fits(shape.shared_bytes(fmt, tiles, blocks, grid), per):
             return shape, grid
     return None

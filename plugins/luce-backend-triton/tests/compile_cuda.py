@@ -67,7 +67,7 @@ def variants(arch):
     """(source, those in front of it, label, definitions)."""
     block, whole = SHARED[arch]
     ability = capability.of_features(frozenset({arch}))
-    room = Room(80, block * KIB, whole * KIB, ability.mma)
+    room = Room(80, block * KIB, whole * KIB, ability.mma, ability.bulk)
     for name in FORMATS:
         for rows in ROWS if ability.mma else (1, 2, 3, 4):
             found = shapes.choose(FORMATS[name], rows, TILES, BLOCKS, room)
@@ -76,13 +76,10 @@ def variants(arch):
             kind = found[0].kind
             yield kind, tuple(few_rows.FRONTS[kind].split()), f"{name} {rows}", defined
             if kind == "mma" and found[0].tiles == gated.TILES and name in MAKING:
+                front = (few_rows.FRONTS[kind],)
                 for act in ("silu", "gelu"):
-                    yield (
-                        kind,
-                        (few_rows.FRONTS[kind],),
-                        f"{name} {rows} {act}",
-                        {**defined, "ACT": ACT_CODES[act]},
-                    )
+                    yield kind, front, f"{name} {rows} {act}", {**defined, "ACT": ACT_CODES[act]}
+                yield kind, front, f"{name} {rows} then", {**defined, "THEN": 1}
             if rows == 1 and name in MAKING:
                 yield "gemv", (), f"{name} 1, x made ready", {**defined, "MAKES": 2}
         for source, rows, warps, stages in ("moe", 1, 8, 2), ("moe", 4, 8, 3), ("moe_down", 1, 6, 3):

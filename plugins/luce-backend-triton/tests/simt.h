@@ -165,11 +165,20 @@ template <class T> static T arrived(T words) {
     if (*word == ~0u) *word = 0x7fc00000;
   return words;
 }
+static uint32_t arrived(uint32_t word) { return word == ~0u ? 0x7fc00000 : word; }
 // Of a place's four bits the highest counts for nothing: CUDA's `__byte_perm` spreads no signs, unlike `prmt`.
 static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
   const uint64_t both = (uint64_t)b << 32 | a;
   uint32_t result = 0;
   for (int i = 0; i < 4; i++) result |= (uint32_t)(both >> 8 * (select >> 4 * i & 7) & 255) << 8 * i;
+  return result;
+}
+
+// movmatrix: 8 × 8 halves the other way round; lane 4 g + t has (g, 2 t) and (g, 2 t + 1).
+static uint32_t turned_in_warp(uint32_t a) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  uint32_t result = 0;
+  for (int i = 0; i < 2; i++) result |= (__shfl_sync(~0u, a, 4 * (2 * t + i) + g / 2) >> g % 2 * 16 & 0xffff) << 16 * i;
   return result;
 }
 
@@ -229,6 +238,72 @@ static void wait_for_copies(size_t newest) {  // of all groups but these
 }
 static void wait_for_all_copies() { copies[threadIdx.x].until(copies[threadIdx.x].asked.size()); }
 
+// Copies in bulk, and the gates that count them: of those one half is done when it is asked for, the other when it is waited for and
+// everybody has arrived. A gate is a word in shared memory, which nothing else may touch. What a kernel may not do ends the grid.
+static const char* fault;
+[[noreturn]] static void fail(const char* what) {
+  if (!fault) fault = what;
+  setcontext(&outside);
+  abort();
+}
+struct Bulk { void* to; const void* from; uint32_t bytes; };
+struct Gate {
+  int arrivals, missing;  // of every turn, and of this
+  int64_t bytes = 0;      // expected, less those that came
+  unsigned turn = 0;
+  bool visible = false;  // to copies
+  std::vector<Bulk> late;
+};
+static std::vector<Gate> gates;
+static unsigned bulk_copies;
+constexpr uint64_t GATE = 0x6a7e0000;
+constexpr int PATIENCE = 20000;  // turns of all threads
+
+static Gate& gate_at(void* at) {
+  uint64_t word;
+  memcpy(&word, at, 8);
+  if (word < GATE || word >= GATE + gates.size()) fail("no gate is there, or something was written over it");
+  return gates[word - GATE];
+}
+static void settle(Gate& gate) {
+  if (gate.missing == 0 && gate.bytes == 0) gate.turn++, gate.missing = gate.arrivals;
+}
+static void open_gate_of(void* at, int arrivals) {
+  if ((uintptr_t)at & 7) fail("a gate is no multiple of 8 bytes");
+  const uint64_t word = GATE + gates.size();
+  memcpy(at, &word, 8);
+  gates.emplace_back();
+  gates.back().arrivals = gates.back().missing = arrivals;
+}
+static void show_all_gates() { for (Gate& gate : gates) gate.visible = true; }
+static void arrive_at(void* at, uint32_t bytes) {
+  Gate& gate = gate_at(at);
+  if (gate.missing == 0) fail("more arrive at a gate than are told to");
+  gate.bytes += bytes, gate.missing--;
+  settle(gate);
+}
+static void do_bulk(Gate& gate, const Bulk& one) { memcpy(one.to, one.from, one.bytes), gate.bytes -= one.bytes, settle(gate); }
+static void ask_in_bulk(void* to, const void* from, uint32_t bytes, void* at) {
+  Gate& gate = gate_at(at);
+  if (((uintptr_t)to | (uintptr_t)from | bytes) & 15 || !bytes) fail("a bulk copy is not of whole 16 bytes");
+  if (!gate.visible) fail("a bulk copy counts at a gate that it cannot see yet");
+  const Bulk one{to, from, bytes};
+  if (bulk_copies++ * 2654435769u >> 31) do_bulk(gate, one);
+  else gate.late.push_back(one);
+}
+static void wait_at(void* at, uint32_t odd) {
+  for (int round = 0; (gate_at(at).turn & 1) == odd; round++) {
+    if (round == PATIENCE) fail("a thread waits at a gate for what never comes");
+    if (gate_at(at).missing == 0 && !gate_at(at).late.empty()) {
+      std::vector<Bulk> late;
+      late.swap(gate_at(at).late);
+      for (const Bulk& one : late) do_bulk(gate_at(at), one);
+    } else {
+      yield();
+    }
+  }
+}
+
 // ldmatrix: lane 8 i + r gives where row r of matrix i begins, and gets numbers 2 t, 2 t + 1 of row g of each.
 static std::vector<const void*> beginnings;
 static void matrices_of_warp(uint32_t* result, const void* row) {
@@ -246,6 +321,7 @@ static void run_block(int threads) {
   fibers.assign(threads, Fiber());
   of_block = Barrier(), of_warp.assign(threads / 32, Barrier()), of_pair = of_warp, exchanged.assign(threads, 0), offered.resize(threads), beginnings.resize(threads);
   copies.assign(threads, Copies());
+  gates.clear(), bulk_copies = blockIdx.x;
   alive = threads;
   for (int i = 0; i < threads; i++) {
     Fiber& fiber = fibers[i];
@@ -257,10 +333,12 @@ static void run_block(int threads) {
   }
   current = 0, threadIdx = fibers[0].thread, fibers[0].begun = true;
   swapcontext(&outside, &fibers[0].context);
+  for (const Gate& gate : gates)
+    if (!gate.late.empty() && !fault) fault = "a block ends before what it asked for has come";
 }
 static void run_grid(int blocks, int threads, int shared_bytes, int deep = 1) {
-  gridDim = {(unsigned)blocks, 1, (unsigned)deep};
-  for (int block = 0; block < blocks * deep; block++) {
+  gridDim = {(unsigned)blocks, 1, (unsigned)deep}, fault = nullptr;
+  for (int block = 0; block < blocks * deep && !fault; block++) {
     blockIdx = {(unsigned)(block % blocks), 0, (unsigned)(block / blocks)};
     block_shared = (uint8_t*)aligned_alloc(64, (shared_bytes + 127) / 64 * 64);
     memset(block_shared, 0xff, shared_bytes);  // NaN: nothing may count on what is there

@@ -16,6 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from luce_backend_triton import few_rows, formats, nvrtc, ready
+from luce_backend_triton import gated as gated_of
+from luce_backend_triton import normed as normed_of
+from luce_backend_triton import product as product_of
 from luce_backend_triton.given import Given, In, in_of
 from torch import Tensor
 
@@ -48,8 +51,17 @@ REPLACED = {
     r"(void commit\(\)) \{.*?\n\}": r"\1 { close_copies(); }",
     r"(void wait_but\(\)) \{[^\n]*\n.*?\n\}": r"\1 { wait_for_copies(NEWEST); }",
     r"(void wait_all\(\)) \{.*?\n\}": r"\1 { wait_for_all_copies(); }",
+    r"(void open_gate\(void\* gate, int arrivals\)) \{.*?\n\}": r"\1 { open_gate_of(gate, arrivals); }",
+    r"(u32 one_of_warp\(\)) \{.*?\n\}": r"\1 { return threadIdx.x % 32 == 0; }",
+    r"(void show_gates\(\)) \{.*?\n\}": r"\1 { show_all_gates(); }",
+    r"(void behind_bulk\(\)) \{.*?\n\}": r"\1 {}",
+    r"(void expect\(void\* gate, u32 bytes\)) \{.*?\n\}": r"\1 { arrive_at(gate, bytes); }",
+    r"(void copy_bulk\([^)]*\)) \{.*?\n\}": r"\1 { ask_in_bulk(shared, global, bytes, gate); }",
+    r"(void pass_gate\(void\* gate, u32 odd\)) \{.*?\n\}": r"\1 { wait_at(gate, odd); }",
+    r"(u8\* same_in_warp\(u8\* shared\)) \{\n.*?\n\}": r"\1 { return shared; }",
     r"(u32x4 matrices\(const u16\* row\)) \{.*?\n\}": r"\1 "
     r"{ u32x4 v; matrices_of_warp(&v.x, row); return v; }",
+    r"(u32 turned\(u32 a\)) \{\n.*?\n\}": r"\1 { return turned_in_warp(a); }",
     r"(u32 load1\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32*)from; }",
     r"(u32x4 stream16\(const void\* from\)) \{.*?\n\}": r"\1 { return *(const u32x4*)from; }",
     r"(int dot\(u32 codes, u32 x, int c\)) \{.*?\n\}": r"\1 { for (int i = 0; i < 32; i += 8) "
@@ -65,6 +77,8 @@ REPLACED = {
     r"(Four mma_zeros\(u32 b0, u32 b1\)) \{.*?\n\}": r"\1 "
     r"{ Four d = {}; mma_of_warp(d.of, {NEGATED, NEGATED, NEGATED, NEGATED}, b0, b1, true); return d; }",
     r"(void meet\(int warp\)) \{.*?\}\n": r"\1 { of_pair[warp / 2].wait(64); }\n",
+    r"(u32 load_slot\(const u32\* from\)) \{.*?\n\}": r"\1 { return arrived(*from); }",
+    r"(void store_slot\(u32\* to, u32 v\)) \{.*?\}\n": r"\1 { *to = v; }\n",
     r"(u32x4 load_slot\(const u32x4\* from\)) \{.*?\n\}": r"\1 { return arrived(*from); }",
     r"(void store_slot\(u32x4\* to, u32x4 v\)) \{.*?\n\}": r"\1 { *to = v; }",
     r"extern __shared__ __align__\(16\) (\w+) (\w+)\[\];": r"\1* \2 = (\1*)block_shared;",
@@ -72,6 +86,8 @@ REPLACED = {
 """Patterns of what no C++ compiler takes, and what stands there instead."""
 
 
+BULK = True
+"""Whether products copy in bulk, as they do from compute capability 9.0 on."""
 FLAGS = ("-O1", "-w", "-std=c++17", "-fPIC")
 
 
@@ -115,6 +131,7 @@ def build(
     source = f'#include "{header()}"\n{source_of(*after, name)}\n'
     source += f"struct Given {{ {parameters} }};\nstatic Given* given;\n"
     source += f"static void call() {{ {function}({call}); }}\n"
+    source += 'extern "C" const char* what_failed() { return fault; }\n'
     source += 'extern "C" void launch(Given* it, int blocks, int threads, int shared_bytes) {\n'
     source += "  given = it, body = call;\n  run_grid(blocks, threads, shared_bytes);\n}\n"
     source += (
@@ -142,7 +159,7 @@ def fields(*of):
 FRONT = "const u8 *records; {} x; Out out;"
 CUT = {
     "gemv": "Shares tiles; int blocks; u32 by_blocks; int parts; u32 by_parts;",
-    "mma": "Walk walk; int tiles; int blocks; u32 by_blocks; int owners; int room;",
+    "mma": "Walk walk; int tiles; int blocks; u32 by_blocks; int owners; int room; Divide divide; Then then;",
 }
 
 
@@ -162,8 +179,9 @@ def product(
 
 
 def gated(
-    folder: Path, name: str, data: np.ndarray, ready: Tensor, most: Tensor, shape: few_rows.Shape, grid: int
-) -> Tensor:
+    folder: Path, name: str, data: np.ndarray, ready: Tensor, most: Tensor, shape: few_rows.Shape,
+    grid: int,
+) -> Tensor:  # fmt: skip
     """act(gate) · up by csrc/mma.cu -> u8[blocks, m, X_BYTES]. data: gate's rows, then up's; ready: n."""
     rows = data.shape[0] // 2
     y = torch.full((formats.blocks_of(rows), ready.shape[1], few_rows.X_BYTES), 0xFF, dtype=torch.uint8)
@@ -180,6 +198,7 @@ def launch(
     folder: Path, name: str, records: Tensor, rows: int, x: Tensor | Given, y: Tensor, shape: few_rows.Shape,
     grid: int, *, scale: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
     imma: bool = False, beside: few_rows.Beside = few_rows.ALONE,
+    divide: few_rows.Divide | None = None, then: few_rows.Then | None = None,
 ) -> None:  # fmt: skip
     """As `few_rows.launch`."""
     made, fmt, m = isinstance(x, Given), formats.FORMATS[name], y.shape[0]
@@ -188,6 +207,7 @@ def launch(
     count = 0
     if shape.kind == "mma":
         workers, cut, count = few_rows.mma_sizes(shape, tiles, across, grid, passes)
+        cut = [*cut, *few_rows.norms(divide, then)]
     else:
         workers, cut = few_rows.sizes(shape, tiles, across, grid)
     sums = few_rows.slots(count, y.device)
@@ -198,28 +218,34 @@ def launch(
     args = [ctypes.c_void_p(records.data_ptr()), given, out, *cut]
     it = fields(*((f"f{i}", type(arg)) for i, arg in enumerate(args)))(*args)
     function, defined = few_rows.FUNCTIONS[shape.kind], few_rows.defines(fmt, shape)
-    defined["IMMA"] = int(imma)
+    defined |= {"IMMA": int(imma), "BULK": int(BULK)}
     front = FRONT.format("In" if made else "const u8*")
     after = tuple(few_rows.FRONTS[shape.kind].split())
     library = build(folder, shape.kind, function, defined, front + CUT[shape.kind], after)
     shared = shape.shared_bytes(fmt, tiles, across, grid)
     library.launch_deep(ctypes.byref(it), workers, 32 * shape.warps, shared, passes)
+    library.what_failed.restype = ctypes.c_char_p
+    assert (wrong := library.what_failed()) is None, wrong.decode()
     assert (sums.view(torch.int32) == -1).all()  # as the next launch wants them
 
 
-READY = "In in; u8 *out; int m; int blocks;"
-ReadyGiven = fields(("in_", In), ("out", ctypes.c_void_p), ("m", ctypes.c_int), ("blocks", ctypes.c_int))
+READY = "In in; u8 *out; float *squares; int m; int blocks;"
+ReadyGiven = fields(
+    ("in_", In), ("out", ctypes.c_void_p), ("squares", ctypes.c_void_p), ("m", ctypes.c_int),
+    ("blocks", ctypes.c_int),
+)  # fmt: skip
 
 
-def made_ready(folder, rows):
-    """u8[blocks, m, X_BYTES] by csrc/ready.cu."""
+def made_ready(folder, rows, squares=None):
+    """u8[blocks, m, X_BYTES] by csrc/ready.cu; squares f32[m] of a norm's x."""
     (m, cols), norm = rows.x.shape, rows.weight is not None
     blocks = formats.blocks_of(cols)
     cut = ready.cut(blocks, norm, rows.act)
     folder.mkdir(exist_ok=True)
     library = build(folder, "ready", "ready", cut.defines(), READY)
     out = torch.full((blocks, m, few_rows.X_BYTES), 0xFF, dtype=torch.uint8)
-    it = ReadyGiven(in_of(rows), out.data_ptr(), m, blocks)
+    to = None if squares is None else squares.data_ptr()
+    it = ReadyGiven(in_of(rows), out.data_ptr(), to, m, blocks)
     library.launch_deep(ctypes.byref(it), m, 32 * cut.warps, cut.shared_bytes, cut.parts)
     return out
 
@@ -247,3 +273,30 @@ def same_as_ready(ready, x, factor):
     allowed = 2**-10 * sums.sum(-1).abs() / 32 + 2**-20 * sums.abs().sum(-1) + 2**-24
     assert ((got[..., 256:].float() - sums.sum(-1) / 32).abs() <= allowed).all()
     assert (float_at(ready, few_rows.X_FACTOR) == factor).all()
+
+
+def emulated(monkeypatch, folder, shape, launched):
+    """Products of few rows and what makes x ready run on the CPU, all of this shape, and are put down in
+    `launched`: by format and what a product does besides; by what is made ready.
+    """
+    folders, real = (folder / str(number) for number in range(99)), product_of.Rows.few
+
+    def on_cpu(name, *args, **more):
+        launched.append(" ".join([name, *([args[4].act] if args[4].act else []), *["then"] * args[4].then]))
+        launch(next(folders), name, *args, **more)
+
+    def few(rows, kind):
+        if rows.made(kind) is None:
+            given, squares = rows.given(), torch.zeros(rows.x.shape[0])
+            launched.append(f"ready {given.act or ('norm' if given.weight is not None else 'x')}")
+            rows._few[kind] = made_ready(next(folders), given, squares)
+            if given.weight is not None:
+                product_of.SQUARES.put(rows.x, squares)
+                rows.lengths = True
+        return real(rows, kind)
+
+    monkeypatch.setattr(few_rows, "launch", on_cpu)
+    monkeypatch.setattr(product_of.Rows, "few", few)
+    monkeypatch.setattr(gated_of, "useful", lambda one: True)
+    for module in gated_of, product_of, normed_of:
+        monkeypatch.setattr(module, "few_of", lambda one, m, cuda: (shape, 3))

@@ -20,7 +20,10 @@ def gemv(*fixtures):
 
 
 def mma(*fixtures):
-    test_simt.test_mma(*fixtures, "Q4_K")
+    """With copies lane by lane; test_bulk.py has the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simt, "BULK", False)
+        test_simt.test_mma(*fixtures, "Q4_K")
 
 
 def moe(*fixtures):
@@ -40,7 +43,7 @@ CHANGES = {
     "gemv: x": (gemv, " wait_all();\n#endif", "\n#endif"),
     "gemv: the ring": (gemv, " __syncwarp();\n    fetch();", " fetch();"),
     "mma": (mma, " wait();\n", ""),
-    "mma: the ring": (mma, " wait();\n      __syncthreads();\n", " wait();\n"),
+    "mma: the ring": (mma, " wait();\n        __syncthreads();\n", " wait();\n"),
     "moe: records, one too late": (moe, " wait_but<STAGES - 1>", " wait_but<STAGES>"),
     "moe: x, one too late": (moe_of_ready, " wait_but<STAGES>", " wait_but<STAGES + 1>"),
     "moe: the ring": (moe, "lane);\n    __syncwarp();\n    fetch();", "lane);\n    fetch();"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attrs import evolve
-from luce_backend_triton import few_rows, gated, given, matrix, ops, product
+from luce_backend_triton import few_rows, gated, given, matrix, ops
 from luce_backend_triton.few_rows import Shape
 from luce_backend_triton.invariant import ops as invariant
 from luce_backend_triton.matrix import Matrix, Part
@@ -30,10 +30,10 @@ def _seeded():
 
 
 def most_of_pairs(gate, up):
-    """f64[rows / 256], by the eigenvalues of a matrix of two rows and columns."""
+    """f64[1], by the eigenvalues of a matrix of two rows and columns."""
     pair = torch.stack((gate, up), 1)
     turned = pair @ pair.transpose(1, 2) @ torch.tensor([[0.0, 0.5], [0.5, 0.0]], dtype=torch.float64)
-    return torch.linalg.eigvals(turned).real.abs().amax(1).view(-1, 256).amax(1)
+    return torch.linalg.eigvals(turned).real.abs().amax(1).amax(0, keepdim=True)
 
 
 # --- the kernel
@@ -57,7 +57,7 @@ def test_gate_and_up_are_made_ready_by_their_product(
     rows, cols = 512, 768
     data = np.concatenate([blocks(name, rows, cols), blocks(name, rows, cols)[::-1]])
     exact = torch.from_numpy(dequantized(data, name).copy()).double()
-    most = most_of_pairs(*exact.view(2, rows, cols)).float() * torch.tensor([1, 8])
+    most = most_of_pairs(*exact.view(2, rows, cols)).float()
     x, weight = torch.randn(m, cols), torch.rand(cols) + 0.5
     x[1], x[2, 5] = 0, 300
     normed = simt.made_ready(tmp_path / "ready", given.Given(x, None, weight, 1e-6))
@@ -65,7 +65,7 @@ def test_gate_and_up_are_made_ready_by_their_product(
     n = F.rms_norm(x.double(), (cols,), weight.double(), 1e-6)
     want = activated(n @ exact[:rows].T, n @ exact[rows:].T, act, None)
     (got, sums), (_, its) = simt.parts(out), simt.parts(few_rows.prepare(want.float(), "mma"))
-    bound = n.square().sum(1) * most[:, None]
+    bound = (n.square().sum(1) * most).expand(2, m)
     factor = simt.float_at(out, few_rows.X_FACTOR)[..., 0]
     live = bound > 0
     assert ((2**15 * factor >= bound * 0.999) & (2**15 * factor <= bound * 2.001))[live].all()
@@ -86,13 +86,13 @@ def test_what_is_made_of_gate_and_up_is_the_same_however_it_is_cut(tmp_path, blo
     """But for the order of sums: grids with whole owners each give the same bits."""
     rows, cols, m = 512, 512, 9
     data = blocks("Q4_K", 2 * rows, cols)
-    most = torch.ones(2)
+    most = torch.ones(1)
     normed = simt.made_ready(
         tmp_path / "ready", given.Given(torch.randn(m, cols), None, torch.ones(cols), 1e-6)
     )
     shapes_of = [Shape("mma", width, 2, warps, 2, act="silu") for width, warps in ((8, 2), (16, 4), (32, 2))]
     every = [
-        simt.gated(tmp_path / f"{at}", "Q4_K", data, normed, most, shape, 2)[..., : few_rows.X_SQUARES]
+        simt.gated(tmp_path / f"{at}", "Q4_K", data, normed, most, shape, 2)
         for at, shape in enumerate(shapes_of)
     ]
     assert all((one[..., :528] == every[0][..., :528]).all() for one in every)
@@ -105,23 +105,8 @@ def test_what_is_made_of_gate_and_up_is_the_same_however_it_is_cut(tmp_path, blo
 @compiled
 def test_the_op_goes_by_two_products_and_one_making_ready(tmp_path, device, blocks, dequantized, monkeypatch):
     """All of it as on a card: what is launched runs on the CPU."""
-    launched, folders, m, hidden, wide = [], map(str, range(9)), 11, 256, 512
-
-    def launch(name, *args, **more):
-        launched.append(f"{name} {args[4].act or 'plain'}")
-        simt.launch(tmp_path / next(folders), name, *args, **more)
-
-    def few(rows, kind):
-        if rows.made(kind) is None:
-            launched.append(f"ready {rows.act or 'norm'}")
-            rows.squares, rows._few[kind] = True, simt.made_ready(tmp_path / next(folders), rows.given())
-        return rows.made(kind)
-
-    monkeypatch.setattr(few_rows, "launch", launch)
-    monkeypatch.setattr(Rows, "few", few)
-    monkeypatch.setattr(gated, "useful", lambda one: True)
-    for module in gated, product:
-        monkeypatch.setattr(module, "few_of", lambda one, m, cuda: (Shape("mma", 16, 2, 2, 2), 3))
+    launched, m, hidden, wide = [], 11, 256, 512
+    simt.emulated(monkeypatch, tmp_path, Shape("mma", 16, 2, 2, 2), launched)
 
     def weight(name, rows, cols, seed):
         data = blocks(name, rows, cols, seed)
@@ -136,11 +121,11 @@ def test_the_op_goes_by_two_products_and_one_making_ready(tmp_path, device, bloc
     want = activated(n @ g.T, n @ u.T, "silu", None) @ d.T
     got = ops.CUDA.gated_mlp(None, x, norm, both, down, residual)
     close(got - residual, want, 2e-3)
-    assert launched == ["ready norm", "Q6_K silu", "Q4_K plain"]
+    assert launched == ["ready norm", "Q6_K silu", "Q4_K"]
     launched.clear()
     monkeypatch.setattr(gated, "MADE", False)
     close(ops.CUDA.gated_mlp(None, x, norm, both, down, residual) - residual, want, 2e-3)
-    assert launched == ["ready norm", "Q6_K plain", "ready silu", "Q4_K plain"]
+    assert launched == ["ready norm", "Q6_K", "ready silu", "Q4_K"]
 
 
 # --- the bound
@@ -194,7 +179,7 @@ def gate_up(monkeypatch):
     monkeypatch.setattr(few_rows, "launch", lambda *args, **more: launched.append((args, more)))
 
     def few(rows, kind):
-        rows.squares = rows.norm is not None
+        rows.lengths = rows.norm is not None
         return torch.zeros(1, 9, few_rows.X_BYTES, dtype=torch.uint8)
 
     monkeypatch.setattr(Rows, "few", few)

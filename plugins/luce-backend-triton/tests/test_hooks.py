@@ -12,6 +12,7 @@ from luce_backend_triton.formats import BLOCKS, FORMATS, blocks_of, tiles_of
 from luce_backend_triton.options import TritonOptions
 from pydantic import ValidationError
 
+from luce_core import op_layers
 from luce_core.contracts import DeviceInfo, Provenance
 from luce_core.ops.namespace import KNOWN_OPS
 from luce_core.registry import resolve
@@ -191,11 +192,42 @@ def test_hook_luce_register_ops():
             assert kept(name, 512) == fmt.bits_per_weight * weights / 8 / in_file
         assert layer.scratch_bytes == product.SCRATCH_BYTES
         for impl in layer.ops:
-            assert impl.op in KNOWN_OPS
+            assert impl.op in KNOWN_OPS or impl.op in REWRITTEN
             assert impl.row_invariant is layer.name.startswith("triton-invariant")
             assert callable(resolve(impl.fn, f"op {impl.op!r}"))
         assert len(layer.self_checks) == 3
         assert all(callable(resolve(named, f"layer {layer.name!r}")) for named in layer.self_checks)
+
+
+REWRITTEN = {"*", "triton.linear_out", "triton.gated_mlp"}
+
+
+def test_programs_are_rewritten_for_the_layer_of_cuda_alone():
+    """Portable products leave nothing ready, and rows of invariant ones must not know others."""
+    found = {layer.name: {impl.op for impl in layer.ops} & REWRITTEN for layer in hooks.luce_register_ops()}
+    assert found.pop("triton") == REWRITTEN
+    assert not any(found.values())
+
+
+@pytest.mark.parametrize(
+    ("off", "more"),
+    [
+        (["linear_out"], {"triton.linear_out"}),
+        (["triton.linear_out"], {"linear_out"}),
+        (["gated_mlp"], {"triton.gated_mlp"}),
+        (["linear_out", "gated_mlp"], {"triton.linear_out", "triton.gated_mlp"}),
+        (["norm_linear"], set()),
+        (["attention"], set()),
+        (["pack_linear"], {*hooks.OPS, "triton.linear_out", "triton.gated_mlp"}),
+        (["table_rows"], {*hooks.OPS, "triton.linear_out", "triton.gated_mlp"}),
+    ],
+)
+def test_an_op_that_is_off_takes_its_own_for_rewritten_programs_with_it(off, more):
+    layer = next(one for one in hooks.luce_register_ops() if one.name == "triton")
+    assert op_layers.gone(layer, off) == {*more, *off}
+    left = {impl.op for impl in op_layers.without(layer, off).ops}
+    assert left == {impl.op for impl in layer.ops} - {*more, *off}
+    assert "*" in left
 
 
 def test_the_plan_counts_the_bytes_of_records():

@@ -61,6 +61,47 @@ def test_slices_do_not_show(device, blocks, monkeypatch):
     assert torch.equal(whole.records, sliced.records)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 7, 8, 1001])
+@pytest.mark.parametrize("large", [False, True])
+def test_slices_come_whole(monkeypatch, rows, large):
+    """By one thread or several, however many rows each has; nothing behind them is written."""
+    monkeypatch.setattr(matrix, "SLICE_BYTES", 4 if large else 4 * 1001 * 33 + 4)
+    taken, copiers = [], matrix._copiers
+    monkeypatch.setattr(matrix, "_copiers", lambda: taken.append(1) or copiers())
+    source = np.random.default_rng(rows).integers(0, 256, (rows, 33), dtype=np.uint8)
+    source.flags.writeable = False
+    target = np.full((rows + 2, 33), 77, np.uint8)
+    matrix._copy(target[:rows], source)
+    np.testing.assert_array_equal(target[:rows], source)
+    assert (target[rows:] == 77).all()
+    assert bool(taken) is (large and rows > 0)
+
+
+def test_rows_of_a_wider_matrix_come_whole_too(monkeypatch):
+    """As a member of a stack lies in its file: rows at a stride."""
+    monkeypatch.setattr(matrix, "SLICE_BYTES", 4)
+    wide = np.random.default_rng(0).integers(0, 256, (19, 64), dtype=np.uint8)
+    target = np.zeros((19, 24), np.uint8)
+    matrix._copy(target, wide[:, 8:32])
+    np.testing.assert_array_equal(target, wide[:, 8:32])
+
+
+def test_a_slice_that_cannot_be_read_is_an_error(monkeypatch):
+    """Of whichever thread: not a matrix that lacks some of its rows."""
+    monkeypatch.setattr(matrix, "SLICE_BYTES", 4)
+    real = np.copyto
+
+    def broken(target, source):
+        if source[0, 0] == 9:
+            raise OSError("the disk is gone")
+        real(target, source)
+
+    monkeypatch.setattr(matrix.np, "copyto", broken)
+    source = np.repeat(np.arange(12, dtype=np.uint8), 8).reshape(12, 8)
+    with pytest.raises(OSError, match="the disk is gone"):
+        matrix._copy(np.zeros((12, 8), np.uint8), source)
+
+
 @pytest.mark.parametrize("exponent", [0, 113, 144, 255])
 def test_exponents_no_half_has_are_kept_as_floats(device, blocks, exponent, caplog):
     data = blocks("MXFP4", 16, 64)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from luce_backend_triton import attention, delta, moe, ops, picks, route, selfcheck
+from luce_backend_triton import attention, delta, moe, normed, ops, picks, route, selfcheck
+from luce_backend_triton import selfcheck_chains as chains
+from luce_backend_triton.few_rows import Divide, Shape
 from luce_backend_triton.formats import FORMATS
 from luce_backend_triton.invariant import attention as invariant_attention
 from luce_backend_triton.invariant import delta as invariant_delta
 from luce_backend_triton.invariant import ops as invariant
 from luce_backend_triton.invariant import selfcheck as same
+
+from . import simt
 
 WHOLE = (*FORMATS, *selfcheck.FLOATS) if torch.cuda.is_available() else ("Q4_K", "BF16")
 ROWS = selfcheck.ROWS if torch.cuda.is_available() else (1, 70)
@@ -43,23 +47,81 @@ def test_sequences_are_right(device, modules):
     assert not wrong(checks)
 
 
-def test_what_stands_between_products_is_right_and_a_wrong_op_is_seen(device, monkeypatch):
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(selfcheck, "MIXED", (3, 16))
-    checks = list(selfcheck.mixers(ops.CUDA, str(device)))
-    assert len(checks) == 2 * len(selfcheck.MIXED)
+def test_what_stands_between_products_is_right_and_a_wrong_op_is_seen(device, few, monkeypatch):
+    checks = list(chains.mixers(ops.CUDA, str(device)))
+    assert len(checks) == 4 * len(chains.MIXED)
     assert not wrong(checks)
+    assert {check.ops for check in checks} == {("attention",), ("delta",), ("linear_out",)}
     real = attention.attention
     monkeypatch.setattr(attention, "attention", lambda *args, **more: real(*args, **more) * 1.01)
-    assert [one.partition(" ")[0] for one in wrong(selfcheck.mixers(ops.CUDA, str(device)))] == [
+    assert [one.partition(" ")[0] for one in wrong(chains.mixers(ops.CUDA, str(device)))] == [
         "attention"
-    ] * len(selfcheck.MIXED)
+    ] * len(chains.MIXED)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Rows that take a machine without a card no minutes."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(chains, "MIXED", (3, 16))
+
+
+@pytest.mark.parametrize("layer", [ops.CUDA, ops.PORTABLE])
+def test_gated_mlps_in_a_row_are_right_and_a_wrong_norm_is_seen(device, few, monkeypatch, layer):
+    checks = list(chains.mlps(layer, str(device)))
+    assert [check.ops for check in checks] == [("gated_mlp",)] * len(chains.MIXED)
+    assert not wrong(checks)
+    real = layer.norm_linear
+    monkeypatch.setattr(layer, "norm_linear", lambda o, x, norm, w: real(o, x * (x > 0), norm, w), False)
+    assert len(wrong(chains.mlps(layer, str(device)))) == len(chains.MIXED)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="rows are left ready on a card alone")
 def test_rows_that_are_not_left_ready_are_seen(device, monkeypatch):
-    monkeypatch.setattr(selfcheck.bounds, "ready_for", lambda y, packed: {})
-    assert len(wrong(selfcheck.mixers(ops.CUDA, str(device)))) == 2 * len(selfcheck.MIXED)
+    monkeypatch.setattr(chains.bounds, "ready_for", lambda y, packed: None)
+    assert len(wrong(chains.mixers(ops.CUDA, str(device)))) == 4 * len(chains.MIXED)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="norms are left ready on a card alone")
+def test_norms_that_are_not_left_ready_are_seen(device, monkeypatch):
+    monkeypatch.setattr(normed, "made", lambda *_: None)
+    assert len(wrong(chains.chains(ops.CUDA, str(device)))) == 3 * len(chains.MIXED)
+
+
+@pytest.mark.skipif(simt.GXX is None, reason="no g++ here to compile CUDA C++ for the CPU with")
+def test_norms_of_gated_mlps_are_left_ready_and_what_is_wrong_is_seen(tmp_path, device, monkeypatch):
+    """As on a card: its kernels run on the CPU."""
+    if str(device) != "cpu":
+        pytest.skip("the kernels run on the CPU here")
+    launched, shape = [], Shape("mma", 16, 2, 4, 2)
+    simt.emulated(monkeypatch, tmp_path, shape, launched)
+    monkeypatch.setattr(chains.product, "few_of", lambda one, m, cuda: (shape, 3))
+    monkeypatch.setattr(chains, "MIXED", (11,))
+    monkeypatch.setattr(chains, "HIDDEN", 256)
+    monkeypatch.setattr(chains, "INNER", 256)
+
+    def errors():
+        launched.clear()
+        return [check.error for check in chains.mlps(ops.CUDA, "cpu")]
+
+    assert errors() <= [chains.ROUNDED]
+    assert launched == ["ready norm", *["Q4_K silu", "Q4_K then"] * 2, "Q6_K", "Q4_K"]
+    real = normed.made
+    for which in (1, 2):  # the norm between the two, the one behind both
+        asked = []
+
+        def made(*given, which=which, asked=asked):
+            asked.append(given)
+            return None if len(asked) == which else real(*given)
+
+        monkeypatch.setattr(normed, "made", made)
+        assert errors() == [float("inf")]
+    monkeypatch.setattr(normed, "made", real)
+    with monkeypatch.context() as halved:
+        halved.setattr(normed, "Divide", lambda squares, k, eps: Divide(squares, 2 * k, eps))
+        assert [chains.ROUNDED] < errors() < [float("inf")]
+    monkeypatch.setattr(normed, "MADE", False)
+    assert errors() <= [chains.ROUNDED], "where it is not asked for, nobody misses it"
 
 
 def test_a_wrong_product_is_seen(device):

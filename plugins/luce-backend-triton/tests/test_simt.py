@@ -124,14 +124,16 @@ def test_rows_made_ready_for_mma(tmp_path, cols, kind):
         rows, exact = given.Given(x, None, weight, 1e-6), F.rms_norm(x, (cols,), weight, 1e-6)
     elif kind:
         rows, exact = given.Given(x, up, act=kind), getattr(F, kind)(x) * up
-    out = simt.made_ready(tmp_path, rows)
+    squares = torch.full((m,), torch.nan)
+    out = simt.made_ready(tmp_path, rows, squares if kind == "norm" else None)
     (got, sums), (wanted, its) = simt.parts(out), simt.parts(few_rows.prepare(exact, "mma"))
     top = wanted.abs().amax(-1, keepdim=True)
     assert ((got - wanted).abs() <= 2**-10 * top).all()
     assert ((sums - its).abs() <= 2**-7 * top).all()  # of 32
     if kind == "norm":
-        squares = simt.float_at(out, few_rows.X_SQUARES)[..., 0]
-        torch.testing.assert_close(squares, exact.square().sum(1).expand_as(squares))
+        torch.testing.assert_close(squares, x.square().sum(1))
+        lengths = simt.float_at(out, few_rows.X_LENGTH)[..., 0]
+        torch.testing.assert_close(lengths, exact.square().sum(1).expand_as(lengths))
 
 
 def test_a_row_has_the_same_bits_in_passes_of_any_width(tmp_path, blocks):

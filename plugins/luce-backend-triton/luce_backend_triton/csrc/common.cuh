@@ -11,7 +11,8 @@ struct __align__(8) u32x2 { u32 x, y; };
 
 #define X_BYTES 576                  // of 256 columns of a row of x; every other row begins 16 banks on
 #define X_FACTOR 544                 // where the factor of these columns lies
-#define X_SQUARES 548                // of norm(x) made ready for mma.cu: Σ x² of the whole row
+#define X_LENGTH 548                 // of norm(x) from ready.cu: Σ of squares of the whole row
+#define X_SQUARES 560                // of norm(y) without the division: Σ y² and Σ (weight y)² of half of these columns, and of the others
 #define HAS_ADD (SCALES == 1 || SCALES == 2)
 #define BY_16 (SCALES == 3 || SCALES == 6)
 #define TWICE(h) ((u32)(h) * 0x00010001u)
@@ -56,6 +57,13 @@ __device__ __forceinline__ void mma(float (&d)[4], const float (&c)[4], u32 a0, 
 #endif
 }
 
+// Of 8 × 8 halves, of which lane 4 g + t has (g, 2 t) and (g, 2 t + 1): (2 t, g) and (2 t + 1, g).
+__device__ __forceinline__ u32 turned(u32 a) {
+  u32 r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(a));
+  return r;
+}
+
 // --- copies that run ahead
 
 __device__ __forceinline__ void copy16(void* shared, const void* global) {
@@ -88,6 +96,42 @@ __device__ __forceinline__ void copy_lanes(u8* to, const u8* from, int lane) {
   for (int j = 0; j < RECORD / 512; j++) copy16(to + j * 512, from + j * 512);
   if (RECORD % 512 && lane * 16 < RECORD % 512) copy16(to + RECORD / 512 * 512, from + RECORD / 512 * 512);
 }
+
+// --- bulk copies: one thread asks for a whole piece (16 bytes or more of them, and so aligned on both sides). A gate in shared memory
+// counts arrivals and bytes; a turn of it is over when all arrived that are told to, and all bytes that they expect.
+
+#ifndef BULK
+#define BULK (__CUDA_ARCH__ >= 900)
+#endif
+#if BULK
+__device__ __forceinline__ void open_gate(void* gate, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(gate)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void show_gates() {  // to copies in bulk, by the thread that opened them
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ u32 one_of_warp() {  // 1 for one lane, of which the compiler knows that it is one
+  u32 one;
+  asm volatile("{.reg .pred p; elect.sync _|p, -1; selp.u32 %0, 1, 0, p;}" : "=r"(one));
+  return one;
+}
+__device__ __forceinline__ void behind_bulk() {  // what copies in bulk do later is behind what this thread did before
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void expect(void* gate, u32 bytes) {  // arrives
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(gate)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_bulk(void* shared, const void* global, u32 bytes, void* gate) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"((u32)__cvta_generic_to_shared(shared)),
+               "l"(global), "r"(bytes), "r"((u32)__cvta_generic_to_shared(gate))
+               : "memory");
+}
+__device__ __forceinline__ void pass_gate(void* gate, u32 odd) {  // when its turn, even or odd, is over
+  asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again;}" ::"r"((u32)__cvta_generic_to_shared(gate)),
+               "r"(odd)
+               : "memory");
+}
+#endif
 
 // --- one launch beside the next: what follows may start when all blocks of this one have, and reads results of the one
 // before it only from here on
@@ -133,6 +177,17 @@ template <class T> __device__ __forceinline__ T* settled(T* v) {
   asm volatile("" : "+l"(v));
   return v;
 }
+
+// What is the same for all of a warp, so that the compiler knows it.
+#if BULK
+__device__ __forceinline__ int same_in_warp(int v) { return __shfl_sync(~0u, v, 0); }
+__device__ __forceinline__ u8* same_in_warp(u8* shared) {
+  return (u8*)__cvta_shared_to_generic((u32)same_in_warp((int)__cvta_generic_to_shared(shared)));
+}
+#else
+__device__ __forceinline__ int same_in_warp(int v) { return v; }
+__device__ __forceinline__ u8* same_in_warp(u8* shared) { return shared; }
+#endif
 
 // --- the input of a product
 

@@ -16,7 +16,9 @@
 //
 // instructions: HMMA\.1 (LDG|LDGSTS)\.[.\w]*128
 
-#define STAGE_BYTES (WARPS * TILES * RECORD + X_ROWS * X_BYTES)
+#define SLAB (WARPS * TILES * RECORD)   // where x lies in a stage
+#define GATE (SLAB + X_ROWS * X_BYTES)  // which opens when what was asked for is there
+#define STAGE_BYTES (GATE + BULK * 32)  // so that sources and targets of bulk copies agree modulo 32 bytes
 #define BIAS TWICE(0x6400 + (TABLE ? 128 : ZERO))  // 1024 + zero; there one step of a half is 1
 #define BIAS_64 TWICE(0x5400 + ZERO * 16)          // 64 + zero; there it is 1/16
 #define TIMES_16 TWICE(0x1000)                     // of a half, added to its bits
@@ -24,6 +26,9 @@
 #define NEGATIVE 0x80008000u
 #define IN_CODES (SCALES == 2 || SCALES == 3 || SCALES == 4 || SCALES == 6)  // scales are multiplied into codes
 #define AS_BITS (SCALES == 2 || SCALES == 3)                                 // codes are 2^-24, scales 32: a row's factor has the rest
+
+// What is to be in a register, not worked out anew; where there are registers.
+__device__ __forceinline__ int pinned(int v) { return BULK && IN_CODES ? __shfl_xor_sync(~0u, v, 0) : v; }
 
 // --- scales of one row of a record
 
@@ -155,10 +160,9 @@ __device__ __forceinline__ void halves(u32 (&w)[4], u32 word, u32 more, u32 high
 }
 
 // One record of each tile. x: this lane's row of each block of 8, from its t on; sums: its Σ x / 32 of groups 2 t, 2 t + 1;
-// factor: of this lane's two columns of the product.
+// factor: of this lane's two columns of the product; EVEN: a row has one, for the end.
 __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u8* record, const u8* x, const u8* sums,
-                                         const u8* factor, int lane, Magic magic) {
-  const int g = lane >> 2;
+                                         const u8* factor, int lane, int g, Magic magic) {
   const float zero[4] = {0.f, 0.f, 0.f, 0.f};
   float acc[TILES][COLS][4] = {};
   RowScales s[TILES][2];
@@ -234,7 +238,9 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
 #endif
 #pragma unroll
     for (int n = 0; n < COLS; n++) {
+#if !EVEN
       const float f[2] = {*(const float*)(factor + n * 8 * X_BYTES), *(const float*)(factor + (n * 8 + 1) * X_BYTES)};
+#endif
 #if SCALES == 2
       float minima[4];
       mma8(minima, zero, a0, a1, *(const u32*)(sums + n * 8 * X_BYTES));
@@ -243,11 +249,15 @@ __device__ __forceinline__ void multiply(float (&total)[TILES][COLS][4], const u
 #endif
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        float v = d[j >> 1] * acc[r][n][j];
+        float v = EVEN ? fmaf(d[j >> 1], acc[r][n][j], total[r][n][j]) : d[j >> 1] * acc[r][n][j];
 #if SCALES == 2
         v += add[j >> 1] * minima[j];
 #endif
+#if EVEN
+        total[r][n][j] = v;
+#else
         total[r][n][j] += f[j & 1] * v;
+#endif
       }
     }
   }
@@ -267,13 +277,16 @@ __device__ __forceinline__ int worker_of(const Walk& walk, int unit) {
 // of them. x: [blocks][m][X_BYTES], of 256 columns each: f16[256] in the order above, the second half of each 32 a
 // sixteenth, f16[8] a 32nd of groups' Σ x, and at X_FACTOR the
 // f32 that x is to be multiplied with; zero beyond W's columns. Rows of shared memory beyond x hold anything: what
-// comes of them is dropped. sums: slots [z][owner][warp][room]. ACT: W is gate's rows, then up's; what comes out is x again.
+// comes of them is dropped. sums: slots [z][owner][warp][room]. ACT: W is gate's rows, then up's; what comes out is x again. THEN:
+// what comes out is y and, as x, norm(y) without the division. divide, THEN: one pass.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
 mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Walk walk, int tiles, int blocks, u32 by_blocks,
-           int owners, int room) {
-  extern __shared__ __align__(16) u8 shared[];
+           int owners, int room, Divide divide, Then then) {
+  extern __shared__ __align__(16) u8 room_of_block[];
   begin_beside(out.beside);
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  u8* shared = same_in_warp(room_of_block);
+  const int warp = same_in_warp((int)threadIdx.x >> 5);
+  const int lane = pinned(threadIdx.x & 31), own = same_in_warp(warp * TILES * RECORD);  // own: where its records lie in a stage
   int owner, part = 0, block = 0, left;  // of the next records
   if (walk.parts == 1) {
     owner = first_of(walk.shares, blockIdx.x), left = (first_of(walk.shares, blockIdx.x + 1) - owner) * blocks;
@@ -283,7 +296,11 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
     block = first_of(walk.shares, place), left = first_of(walk.shares, place + 1) - block;
     if (!walk.parts) owner = quotient(block, by_blocks), block -= owner * blocks;
   }
+#if BULK
+  u32 source[TILES];  // which record
+#else
   const u8* source[TILES];
+#endif
   auto aim = [&](int owner, int block) {
 #pragma unroll
     for (int r = 0; r < TILES; r++) {
@@ -292,34 +309,70 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
 #else
       const int tile = min((owner * WARPS + warp) * TILES + r, tiles - 1);
 #endif
+#if BULK
+      source[r] = tile * blocks + block;
+#else
       source[r] = records + ((size_t)tile * blocks + block) * RECORD + lane * 16;
+#endif
     }
   };
+#if BULK
+  if (threadIdx.x == 0) {
+#pragma unroll
+    for (int k = 0; k < STAGES; k++) open_gate(shared + k * STAGE_BYTES + GATE, WARPS + 1);
+    show_gates();
+  }
+#endif
   aim(owner, block);
+  const int first_row = blockIdx.z * X_ROWS;
+  const u32 x_first = BULK ? same_in_warp(first_row * X_BYTES) : first_row * X_BYTES + threadIdx.x * 16;
+  u32 x_at = x_first;
+#if BULK
+  __syncthreads();
+#endif
   int who = owner, at = block, i = left, next = block;  // of what is multiplied next; and of what is asked for next
   auto fetch = [&](u8* stage) {
+#if BULK
+    if (one_of_warp()) {
+      expect(stage + GATE, TILES * RECORD);
+#pragma unroll
+      for (int r = 0; r < TILES; r++) copy_bulk(stage + own + r * RECORD, records + (size_t)source[r] * RECORD, RECORD, stage + GATE);
+    }
+#pragma unroll
+    for (int r = 0; r < TILES; r++) source[r]++;
+#else
 #pragma unroll
     for (int r = 0; r < TILES; r++) {
-      copy_lanes(stage + (warp * TILES + r) * RECORD + lane * 16, source[r], lane);
+      copy_lanes(stage + own + r * RECORD + lane * 16, source[r], lane);
       source[r] += RECORD;
     }
-    if (++next == blocks) next = 0, aim(++owner, 0);
+#endif
+    if (++next == blocks) next = 0, x_at = x_first, aim(++owner, 0);
   };
 #pragma unroll
   for (int k = 0; k < STAGES - 1; k++)
     if (k < left) fetch(shared + k * STAGE_BYTES);
 
+  const int g = pinned(lane >> 2), t = lane & 3, x_lane = pinned(SLAB + g * X_BYTES + t * 16), sums_lane = pinned(SLAB + g * X_BYTES + 512 + t * 4);
+  const int row_lane = pinned(SLAB + min(lane, X_ROWS - 1) * X_BYTES);
+  const int factor_lane = pinned(SLAB + 2 * t * X_BYTES + X_FACTOR);  // where in a stage
   block = settled(block);  // what follows, behind the first weights
   Magic magic;             // in registers, so that an instruction has room for another constant
   asm volatile("mov.b32 %0, 0x64006400;" : "=r"(magic.even));
   asm volatile("mov.b32 %0, 0x54005400;" : "=r"(magic.odd));
-  magic.bytes = 0x64646463 + gridDim.y;  // 1, which the compiler does not know
-  const int first_row = blockIdx.z * X_ROWS, pieces = min(out.m - first_row, X_ROWS) * (X_BYTES / 16);
-  const u32 x_first = first_row * X_BYTES + threadIdx.x * 16, x_step = out.m * X_BYTES;
-  u32 x_at = x_first + block * x_step;
+  magic.bytes = same_in_warp(0x64646463 + gridDim.y);  // 1, which the compiler does not know
+  const int pieces = min(out.m - first_row, X_ROWS) * (X_BYTES / 16);
+  const u32 x_step = out.m * X_BYTES;
+  x_at = BULK ? same_in_warp(x_first + block * x_step) : x_first + block * x_step;
   auto fetch_x = [&](u8* stage) {
-    u8* to = stage + WARPS * TILES * RECORD + threadIdx.x * 16;
     const u8* x_from = x + x_at;
+#if BULK
+    if (warp == 0 && one_of_warp()) {
+      expect(stage + GATE, pieces * 16);
+      copy_bulk(stage + SLAB, x_from, pieces * 16, stage + GATE);
+    }
+#else
+    u8* to = stage + SLAB + threadIdx.x * 16;
     if (pieces == X_ROWS * (X_BYTES / 16)) {  // no comparisons but one
 #pragma unroll
       for (int k = 0; k < X_ROWS * (X_BYTES / 16); k += 32 * WARPS)
@@ -328,46 +381,55 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
 #pragma unroll 1
       for (int k = 0; k + (int)threadIdx.x < pieces; k += 32 * WARPS) copy16(to + k * 16, x_from + k * 16);
     }
+#endif
     x_at += x_step;
   };
   auto slots = [&](int owner) { return (u32x4*)out.sums + (size_t)((blockIdx.z * owners + owner) * WARPS + warp) * room * SLOT + lane; };
   int kept = 0;  // parts of the first owner, which is added up in the end
   float total[TILES][COLS][4] = {};
+  float2 squares = {0.f, 0.f}, of_row = {1.f, 0.f};  // of row `lane`: what lies at X_SQUARES, added up; at X_FACTOR and X_LENGTH
   wait_for_x(out.beside);
 #pragma unroll
   for (int k = 0; k < STAGES - 1; k++) {
     if (k < left) fetch_x(shared + k * STAGE_BYTES);
     if (++block == blocks) block = 0, x_at = x_first;
-    commit();
+    if (!BULK) commit();
   }
-  u8* to = shared + (STAGES - 1) * STAGE_BYTES;
-  const u8* stage = shared;
+  u32 to = (STAGES - 1) * STAGE_BYTES, stage = 0;
+  u32 odd = 0;  // turn of stage
 #pragma unroll 1
   while (true) {
     int others = 0;  // parts in slots
     if (i > 0) {
-      wait();
-      __syncthreads();
-      if (i > STAGES - 1) {
-        fetch_x(to);
-        fetch(to);
-        if (next == 0) x_at = x_first;
-      }
-      commit();
-      to = to == shared + (STAGES - 1) * STAGE_BYTES ? shared : to + STAGE_BYTES;
-      const u8* slab = stage + WARPS * TILES * RECORD;
-      multiply(total, stage + warp * TILES * RECORD, slab + g * X_BYTES + t * 16, slab + g * X_BYTES + 512 + t * 4,
-               slab + 2 * t * X_BYTES + X_FACTOR, lane, magic);
-      stage = stage == shared + (STAGES - 1) * STAGE_BYTES ? shared : stage + STAGE_BYTES;
-      i--;
-      if (++at < blocks && i > 0) continue;
+      const int end = i - min(i, blocks - at);  // of these records, or of this owner
+#pragma unroll 1
+      do {
+        if (!BULK) wait();
+        __syncthreads();
+        if (i > STAGES - 1) {
+          fetch_x(shared + to);
+          fetch(shared + to);
+        }
+#if BULK
+        pass_gate(shared + stage + GATE, odd);
+#else
+        commit();
+#endif
+        const float4 both = *(const float4*)(shared + stage + row_lane + X_SQUARES);
+        squares.x += both.x + both.z, squares.y += both.y + both.w;
+        multiply(total, shared + stage + own, shared + stage + x_lane, shared + stage + sums_lane, shared + stage + factor_lane,
+                 lane, g, magic);
+        to = stage, stage += STAGE_BYTES;
+        if (stage == STAGES * STAGE_BYTES) stage = 0, odd ^= 1;
+      } while (--i > end);
+      of_row = *(const float2*)(shared + to + row_lane + X_FACTOR);
       others = walk.parts - 1;
       if (!walk.parts) {
         const int first = worker_of(walk, who * blocks);
         part = blockIdx.x - first, others = worker_of(walk, who * blocks + blocks - 1) - first;
       }
       if (part < others || (part && i > 0)) {  // the last part's block adds up; in the end, since the parts before end then
-        leave(slots(who) + part * SLOT, total);
+        leave(slots(who) + part * SLOT, total, squares, divide.squares);
         if (part == others) kept = others + 1;
         others = -1;
       }
@@ -377,11 +439,16 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
       break;
     }
 #if ACT  // `to` is where this warp's last records were: it asks for the next ones there when all warps have come
-    if (others >= 0) finish_gated(out, x, total, slots(who), others, who * WARPS + warp, first_row, to, TILES * RECORD);
+    if (others >= 0) finish_gated(out, divide, total, of_row, squares, slots(who), others, who * WARPS + warp, first_row, shared + to, TILES * RECORD);
 #else
-    if (others >= 0) finish_sums(out, total, slots(who), others, (who * WARPS + warp) * TILES * 16 + g, first_row + 2 * t);
+    if (others >= 0)
+      finish_sums(out, divide, then, total, of_row, squares, slots(who), others, who, (who * WARPS + warp) * TILES, first_row, shared + to,
+                  TILES * RECORD);
 #endif
-    at = 0, who++;
+#if BULK && (ACT || THEN)
+    behind_bulk(), __syncwarp();
+#endif
+    at = 0, who++, squares = {0.f, 0.f};
 #pragma unroll
     for (int j = 0; j < SUMS; j++) (&total[0][0][0])[j] = 0.f;
   }

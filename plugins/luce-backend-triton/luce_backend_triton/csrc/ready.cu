@@ -3,7 +3,7 @@
 // Defined besides: NORM; ACT, as `activated` has it, 0 none.
 // Grid: (rows, 1, parts of a row); of a norm one part, so that its thread block has the sum of the row's squares. A block of
 // columns does not wait for it: what a norm divides by goes into the factor that its products are multiplied with. Beside
-// it lies Σ of squares behind the norm.
+// it lies Σ of squares behind the norm; squares_out: f32[rows], those of x, where anybody wants them.
 //
 // instructions: LDG\.[.\w]*128 STG\.[.\w]*128
 
@@ -32,7 +32,7 @@ __device__ __forceinline__ float make_halves(u8* to, const float (&v)[8], int la
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-ready(In in, u8* out, int m, int blocks) {
+ready(In in, u8* out, float* squares_out, int m, int blocks) {
   let_next_start();
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.x, first = blockIdx.z * (WARPS * MAKES) + warp;
   const size_t from = (size_t)row * in.ldx;
@@ -74,6 +74,7 @@ ready(In in, u8* out, int m, int blocks) {
   squares = lane < WARPS ? squares_of[lane] : float2{0.f, 0.f};
   add_up();
   inverse = 1.f / sqrtf(squares.x / (float)in.k + in.eps);
+  if (squares_out && threadIdx.x == 0) squares_out[row] = squares.x;
 #endif
 #pragma unroll
   for (int k = 0; k < MAKES; k++)
@@ -81,7 +82,7 @@ ready(In in, u8* out, int m, int blocks) {
       u8* to = out + ((size_t)(first + k * WARPS) * m + row) * X_BYTES;
       *(float*)(to + X_FACTOR) = factor[k] * inverse;
 #if NORM
-      *(float*)(to + X_SQUARES) = squares.y * inverse * inverse;
+      *(float*)(to + X_LENGTH) = squares.y * inverse * inverse;
 #endif
     }
 }

@@ -1,0 +1,509 @@
+"""norm(y) made ready by the product that gives y: the kernel on the CPU, its bound, and where it is asked
+for.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attrs import evolve
+from luce_backend_triton import bounds, few_rows, gated, hooks, matrix, normed, ops
+from luce_backend_triton.few_rows import Divide, Shape, Then
+from luce_backend_triton.matrix import Dense, Matrix
+from luce_backend_triton.product import SQUARES, Rows
+
+from luce_core import op_layers
+from luce_core.contracts import Linear, LinearGroup, Norm, OpCall, Program, RawLinear, Ref
+from luce_core.ops import Recorder, build_ops, replay, rewrite
+from luce_core.registry import resolve
+
+from . import simt
+from .test_matrix import linear
+from .test_simt import activated, close
+
+compiled = pytest.mark.skipif(simt.GXX is None, reason="no g++ here to compile CUDA C++ for the CPU with")
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(3)
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("name", "m", "shape", "grid"),
+    [
+        ("Q4_K", 7, Shape("mma", 8, 2, 4, 2, even=True, then=True), 9),  # owners in parts
+        ("Q6_K", 16, Shape("mma", 16, 2, 4, 3, even=True, then=True), 2),  # whole owners
+        ("Q8_0", 21, Shape("mma", 24, 2, 4, 2, even=True, then=True), 7),  # parts as they come
+        ("Q5_K", 32, Shape("mma", 32, 2, 4, 2, even=True, then=True), 3),
+    ],
+)
+def test_a_product_leaves_its_normed_sum_ready(tmp_path, blocks, dequantized, name, m, shape, grid):
+    """And the next product divides. A row of the residual long, another zero as x is."""
+    rows, cols, eps = 512, 512, 1e-6
+    data = blocks(name, rows, cols)
+    exact = torch.from_numpy(dequantized(data, name).copy()).double()
+    x, residual, weight = torch.randn(m, cols), torch.randn(m, rows), torch.rand(rows) + 0.5
+    residual[1] *= 1000
+    x[2], residual[2] = 0, 0
+    ready = few_rows.prepare(x, "mma", even=True).contiguous()
+    before = residual.square().sum(1)
+    bound = torch.stack((weight.amax(), weight.amax() * exact.abs().sum(1).amax() * 512)).float()
+    left = torch.full((rows // 256, m, few_rows.X_BYTES), 0xFF, dtype=torch.uint8)
+    y, then = torch.full((m, rows), torch.nan), Then(weight, bound, before, left)
+    simt.launch(tmp_path / "first", name, simt.packed(name, data), rows, ready, y, shape, grid,
+                residual=residual, then=then)  # fmt: skip
+    want = x.double() @ exact.T + residual
+    close(y - residual, x.double() @ exact.T, 2e-3)
+    for kind, numbers in enumerate((y, y * weight)):
+        places = [few_rows.X_SQUARES + 8 * half + 4 * kind for half in (0, 1)]
+        squares = torch.stack([simt.float_at(left, place)[..., 0] for place in places], 2)
+        of_halves = numbers.square().view(m, rows // 256, 2, 128).sum(3).transpose(0, 1)
+        torch.testing.assert_close(squares, of_halves, rtol=1e-5, atol=0)
+    factor = simt.float_at(left, few_rows.X_FACTOR)[..., 0]
+    top = 2**15 * factor
+    largest = bound[0] * before.sqrt() + bound[1] * simt.float_at(ready, few_rows.X_FACTOR)[0, :, 0]
+    assert ((top >= largest * 0.999) & (top <= largest * 2.001)).all()
+    assert (top[0] >= (y * weight).abs().amax(1)).all()
+    for row in range(m):
+        simt.same_as_ready(left[:, row : row + 1], (y * weight)[row : row + 1], float(factor[0, row]))
+    behind = Shape("mma", shape.x_rows, 2, 2, 2, even=True)  # one owner, in two parts
+    next_data = blocks("Q4_K", 48, rows)
+    got = torch.full((m, 48), torch.nan)
+    divide = Divide(torch.full((m,), torch.nan), rows, eps)
+    simt.launch(tmp_path / "next", "Q4_K", simt.packed("Q4_K", next_data), 48, left, got, behind, 2,
+                divide=divide)  # fmt: skip
+    n = F.rms_norm(want, (rows,), weight.double(), eps)
+    torch.testing.assert_close(divide.squares, y.square().sum(1), rtol=1e-5, atol=0)
+    close(got, n @ torch.from_numpy(dequantized(next_data, "Q4_K").copy()).double().T, 2e-3)
+
+
+def layer_without(*off):
+    """The ops of layer `triton` without some: as a namespace, and all of them by name."""
+    declared = next(one for one in hooks.luce_register_ops() if one.name == "triton")
+    found = {impl.op: resolve(impl.fn, impl.op) for impl in op_layers.without(declared, off).ops}
+    return build_ops({name: fn for name, fn in found.items() if name != "*"}), found
+
+
+@compiled
+def test_layers_go_on_without_making_ready(tmp_path, device, blocks, dequantized, monkeypatch):
+    """Two gated MLPs, one behind the other, and a group behind them, as a rewritten program: but the first
+    norm, all is left ready.
+    """
+    if str(device) != "cpu":
+        pytest.skip("the kernels run on the CPU here")
+    launched, m, hidden, wide = [], 11, 256, 512
+    simt.emulated(monkeypatch, tmp_path, Shape("mma", 16, 2, 4, 2), launched)
+
+    def weight(name, rows, cols, seed):
+        data = blocks(name, rows, cols, seed)
+        made = matrix.pack_matrix(RawLinear("w", name, (rows, cols), data, "cpu"), None)
+        return Linear("w", rows, cols, name, made), torch.from_numpy(dequantized(data, name).copy()).double()
+
+    def group(*members):
+        return LinearGroup(members, ops.CUDA.pack_group(None, members))
+
+    def mlp(seed):
+        (gate, g), (up, u) = (weight("Q4_K", wide, hidden, seed + one) for one in (1, 2))
+        down, d = weight("Q6_K", hidden, wide, seed + 3)
+        norm = Norm(torch.rand(hidden) + 0.5, 1e-6)
+
+        def exact(h):
+            n = F.rms_norm(h, (hidden,), norm.weight.double(), norm.eps)
+            return h + activated(n @ g.T, n @ u.T, "silu", None) @ d.T
+
+        return norm, group(gate, up), down, exact
+
+    first, second = mlp(0), mlp(10)
+    (last, w), norm = weight("Q8_0", 48, hidden, 20), Norm(torch.rand(hidden) + 0.5, 1e-6)
+    x = torch.randn(m, hidden)
+    want = F.rms_norm(second[3](first[3](x.double())), (hidden,), norm.weight.double(), norm.eps) @ w.T
+
+    def trunk(x):
+        for own, gate_up, down, _ in (first, second):
+            x = recorder.gated_mlp(x, own, gate_up, down, residual=x)
+        return recorder.norm_linear(x, norm, group(last))
+
+    namespace, layer = layer_without()
+    recorder = Recorder(namespace)
+    program = rewrite(recorder.record(trunk, ("x",)), (layer["*"],), namespace)
+
+    def run():
+        launched.clear()
+        close(replay(program, namespace, {"x": x})[0], want, 4e-3)
+        return list(launched)
+
+    assert run() == ["ready norm", "Q4_K silu", "Q6_K then", "Q4_K silu", "Q6_K then", "Q8_0"]
+    monkeypatch.setattr(normed, "MADE", False)
+    assert run() == ["ready norm", "Q4_K silu", "Q6_K"] * 2 + ["ready norm", "Q8_0"]
+
+
+@compiled
+@pytest.mark.parametrize("largest", [1.5, 30.0, 100.0])
+def test_norms_with_a_large_weight_keep_the_precision_of_halves(
+    tmp_path, device, blocks, dequantized, monkeypatch, largest
+):
+    """One weight of 512 in both norms."""
+    if str(device) != "cpu":
+        pytest.skip("the kernels run on the CPU here")
+    launched, m, hidden, wide = [], 11, 512, 512
+    simt.emulated(monkeypatch, tmp_path, Shape("mma", 16, 2, 4, 2), launched)
+
+    def weight(name, rows, cols, seed):
+        data = blocks(name, rows, cols, seed)
+        made = matrix.pack_matrix(RawLinear("w", name, (rows, cols), data, "cpu"), None)
+        return Linear("w", rows, cols, name, made), torch.from_numpy(dequantized(data, name).copy()).double()
+
+    def norm(at):
+        one = Norm(torch.rand(hidden) + 0.5, 1e-6)
+        one.weight[at] = largest
+        assert normed.even(one.weight, one.weight, normed.UNEVEN)
+        return one
+
+    (gate, g), (up, u), (down, d) = (
+        weight(name, rows, cols, seed)
+        for seed, (name, rows, cols) in enumerate((("Q4_K", wide, hidden),) * 2 + (("Q6_K", hidden, wide),))
+    )
+    last, w = weight("Q8_0", 48, hidden, 20)
+    pair, group = (LinearGroup(of, ops.CUDA.pack_group(None, of)) for of in ((gate, up), (last,)))
+    first, second = norm(7), norm(9)
+    x = 30 * torch.randn(m, hidden)
+    n = F.rms_norm(x.double(), (hidden,), first.weight.double(), 1e-6)
+    y = x + activated(n @ g.T, n @ u.T, "silu", None) @ d.T
+    want = F.rms_norm(y, (hidden,), second.weight.double(), 1e-6) @ w.T
+    told = normed._next(down, second)
+    got = ops.CUDA.gated_mlp(None, x, first, pair, down, x, following=told)
+    (got,) = ops.CUDA.norm_linear(None, got, second, group)
+    close(got, want, 2e-3)
+
+
+# --- where it is asked for
+
+MMA = Shape("mma", 16, 2, 4, 3)
+
+
+@pytest.fixture
+def behind(monkeypatch):
+    """normed.made as on a card, with what it asks set otherwise -> (y, the norm behind it, launches)."""
+
+    def made(
+        m=5, rows=512, shape=MMA, residual=True, squares=True, even=True, packed=None, norm=None, **more
+    ):
+        launched = []
+        monkeypatch.setattr(few_rows, "launch", lambda *args, **named: launched.append((args, named)))
+        monkeypatch.setattr(normed, "few_of", lambda one, m, cuda: shape and (shape, 7))
+        w = packed or Matrix("w", "Q4_K", rows, 256, torch.empty(rows // 16, 1, 1))
+        x = torch.zeros(m, rows)
+        if squares:
+            SQUARES.put(x, torch.full((m,), 4.0))
+        ready = torch.zeros(1, m, few_rows.X_BYTES, dtype=torch.uint8)
+        given = Rows(torch.zeros(m, 256), even=even, few={"mma": ready})
+        norm = norm or Norm(torch.rand(rows) + 0.5, 1e-5)
+        following = normed.Next(norm, torch.tensor([3.0, 5.0]))
+        w = Linear("w", rows, 256, "Q4_K", w, **more)
+        return normed.made(given, w, x if residual else None, following), norm, launched
+
+    return made
+
+
+def test_what_a_product_is_told_of_the_norm_behind(behind):
+    y, norm, ((args, more),) = behind()
+    (_, _, rows, x, given_y, shape, grid), then = args, more["then"]
+    assert (rows, grid, given_y is y, shape) == (512, 7, True, evolve(MMA, even=True, then=True))
+    assert x.shape == (1, 5, few_rows.X_BYTES)
+    assert then.bound.tolist() == [3, 5]
+    assert then.weight is norm.weight
+    assert then.squares.tolist() == [4.0] * 5
+    assert then.ready.shape == (2, 5, few_rows.X_BYTES)
+    assert more["residual"].shape == y.shape == (5, 512)
+
+
+def test_whoever_reads_it_divides_and_knows_the_squares(behind):
+    y, norm, ((_, more),) = behind()
+    assert SQUARES.get(y) is None, "nobody has added them up"
+    rows = normed.rows_of(y, norm, [q4()])
+    assert (rows.divide.k, rows.divide.eps) == (512, 1e-5)
+    assert rows.x is y
+    assert rows.few("mma") is more["then"].ready
+    assert SQUARES.get(y) is None
+    rows.read()
+    assert SQUARES.get(y) is rows.divide.squares
+
+
+def q4(name="Q4_K"):
+    return Matrix("w", name, 16, 512, torch.empty(1, 2, 1))
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        {"m": 1},
+        {"m": 2},
+        {"m": 33},
+        {"residual": False},
+        {"squares": False},
+        {"even": False},
+        {"bias": torch.ones(512)},
+        {"scale": torch.ones(())},
+        {"rows": 384},
+        {"rows": 48},
+        {"packed": Dense(torch.empty(512, 256))},
+        {"shape": None},
+        {"shape": Shape("gemv", 4, 2, 4, 2)},
+        {"shape": evolve(MMA, tiles=1)},
+        {"shape": evolve(MMA, warps=2)},
+    ],
+)
+def test_elsewhere_it_is_left_to_whoever_reads_y(behind, otherwise):
+    y, _, launched = behind(**otherwise)
+    assert (y, launched) == (None, [])
+
+
+@pytest.mark.parametrize("module", [normed, bounds])
+def test_nobody_leaves_it_when_told_not_to(behind, monkeypatch, module):
+    monkeypatch.setattr(module, "MADE", False)
+    assert behind()[0] is None
+
+
+@pytest.mark.parametrize(
+    ("formats", "left"),
+    [
+        (["Q4_K"], True),
+        (["Q4_K", "Q6_K"], True),
+        (["Q4_K", "F32"], True),
+        (["Q4_1"], False),
+        (["Q4_K", "Q4_1"], False),  # for one of two it would have to be made again
+    ],
+)
+def test_which_products_read_it(behind, formats, left):
+    y, norm, _ = behind()
+    packed = [Dense(torch.empty(16, 512)) if name == "F32" else q4(name) for name in formats]
+    rows = normed.rows_of(y, norm, packed)
+    assert rows.norm is norm
+    assert (rows.divide is not None, rows.made("mma") is not None) == (left, left)
+
+
+def test_of_another_norm_or_another_y_nothing_is_left(behind):
+    y, norm, _ = behind()
+    for x, one in ((y, Norm(norm.weight, norm.eps)), (y, None), (y.clone(), norm), (y[:], norm)):
+        rows = normed.rows_of(x, one, [q4()])
+        assert (rows.divide, rows.made("mma"), rows.norm) == (None, None, one)
+    assert normed.rows_of(y, norm, [q4()]).divide is not None
+    y += 1
+    assert normed.rows_of(y, norm, [q4()]).divide is None
+
+
+def test_products_of_many_rows_make_it_themselves(behind):
+    """What is left is for csrc/mma.cu alone: as dense rows norm(y) is divided already."""
+    y, norm, _ = behind()
+    y.copy_(torch.randn_like(y))
+    fresh, left = Rows(y, norm), normed.rows_of(y, norm, [q4()])
+    assert torch.equal(fresh.dense()[0], left.dense()[0])
+
+
+def test_numbers_that_f16_has_no_room_for_beside_others():
+    """One that is far larger than all others, of so many that it does not make their mean."""
+    weight = torch.ones(8192)
+    assert normed.even(weight, weight, 64)
+    weight[7] = 60
+    assert normed.even(weight, weight, 64)
+    weight[7] = -300
+    assert not normed.even(weight, weight, 64)
+    assert normed.even(weight, weight, 90)
+    assert not normed.even(torch.full((64,), torch.nan), torch.ones(64), 64)
+
+
+# --- programs
+
+
+@pytest.fixture
+def net(device, blocks, monkeypatch):
+    """Weights of a small network as on a card, and `recorded(trunk)`, its program before and behind the
+    rewriting, with some ops off.
+    """
+    monkeypatch.setattr(gated, "useful", lambda one: True)
+    norms = [Norm(torch.rand(256, device=device) + 0.5, 1e-6) for _ in range(3)]
+    gate, up, down, out, inner = (linear(device, blocks, "Q4_K", 256, seed)[0] for seed in range(5))
+
+    class Net:
+        own, other, post = norms
+
+        def __init__(self):
+            self.pair = LinearGroup((gate, up), ops.CUDA.pack_group(None, (gate, up)))
+            self.group = LinearGroup((inner,), ops.CUDA.pack_group(None, (inner,)))
+            self.down, self.out = down, out
+
+        def recorded(self, trunk, *off):
+            namespace, layer = layer_without(*off)
+            recorder = Recorder(namespace)
+            before = recorder.record(lambda x: trunk(recorder, x), ("x",))
+            return before, rewrite(before, (layer["*"],), namespace)
+
+        def layers(self, ops, x):
+            """A product, a gated MLP, a product, a group."""
+            x = ops.linear_out(x, self.out, residual=x)
+            x = ops.gated_mlp(x, self.own, self.pair, self.down, residual=x)
+            x = ops.linear_out(x, self.out, residual=x)
+            (y,) = ops.norm_linear(x, self.other, self.group)
+            return y
+
+    return Net()
+
+
+TOLD = ["triton.linear_out", "gated_mlp", "triton.linear_out", "norm_linear"]
+"""Of `layers`: the gated MLP's y is read by no norm."""
+
+
+def names(program):
+    return [call.op for call in program.calls]
+
+
+def test_what_gives_y_is_told_which_norm_reads_it(net):
+    before, after = net.recorded(net.layers)
+    assert names(after) == TOLD
+    first, mlp, second, group = after.calls
+    assert first.kwargs["following"].norm is net.own
+    assert second.kwargs["following"].norm is net.other
+    most = net.own.weight.cpu().amax()
+    exact = torch.stack((most, most * matrix_of(net.out).abs().sum(1).amax() * 32768))
+    torch.testing.assert_close(first.kwargs["following"].bound.cpu(), exact, rtol=1e-5, atol=0)
+    assert (mlp, group) == (before.calls[1], before.calls[3])
+    for told, call in ((first, before.calls[0]), (second, before.calls[2])):
+        kwargs = dict(told.kwargs)
+        del kwargs["following"]
+        assert (told.args, kwargs, told.outs) == (call.args, call.kwargs, call.outs)
+
+
+def matrix_of(w):
+    rows = torch.arange(w.out_features, dtype=torch.int32, device=w.packed.records.device)
+    return ops.CUDA.table_rows(None, w, rows).cpu()
+
+
+@pytest.mark.parametrize(
+    ("off", "told"),
+    [
+        (["linear_out"], ["linear_out", "gated_mlp", "linear_out", "norm_linear"]),
+        (["gated_mlp"], TOLD),
+        (["pack_linear"], ["linear_out", "gated_mlp", "linear_out", "norm_linear"]),
+    ],
+)
+def test_ops_that_are_off_are_left_alone(net, off, told):
+    assert names(net.recorded(net.layers, *off)[1]) == told
+
+
+def test_a_gated_mlp_is_told_too(net):
+    def trunk(ops, x):
+        y = ops.gated_mlp(x, net.own, net.pair, net.down, residual=x)
+        return ops.norm_linear(y, net.other, net.group)
+
+    assert names(net.recorded(trunk)[1]) == ["triton.gated_mlp", "norm_linear"]
+    assert names(net.recorded(trunk, "gated_mlp")[1]) == ["gated_mlp", "norm_linear"]
+    assert names(net.recorded(trunk, "linear_out")[1]) == ["triton.gated_mlp", "norm_linear"]
+
+
+def test_readers_have_to_agree(net):
+    """Of two norms one would have to be made again; those without a norm read y itself."""
+
+    def two(ops, x, *norms):
+        y = ops.linear_out(x, net.out, residual=x)
+        made = [ops.norm_linear(y, norm, net.group)[0] for norm in norms]
+        return (*made, y)
+
+    def first(*norms):
+        return net.recorded(lambda ops, x: two(ops, x, *norms))[1].calls[0].op
+
+    assert first(net.own, net.own) == "triton.linear_out"
+    assert first(net.own, None) == "triton.linear_out"
+    assert first(net.own, net.other) == "linear_out"
+    assert first(net.own, Norm(net.own.weight, net.own.eps)) == "linear_out"
+    assert first(None) == first() == "linear_out"
+
+
+def test_parts_of_y_are_not_y(net):
+    def trunk(ops, x):
+        y = ops.linear_out(x, net.out, residual=x)
+        return ops.norm_linear(y[1:], net.own, net.group)
+
+    assert names(net.recorded(trunk)[1]) == ["linear_out", "getitem", "norm_linear"]
+
+
+@pytest.mark.parametrize("what", ["floats", "an uneven norm", "uneven rows", "another device"])
+def test_products_that_leave_nothing_are_left_alone(net, device, monkeypatch, what):
+    if what == "floats":
+        net.out = Linear("w", 256, 256, "F32", Dense(torch.zeros(256, 256, device=device)))
+    elif what == "an uneven norm":
+        monkeypatch.setattr(normed, "UNEVEN", 1.0)
+    elif what == "uneven rows":
+        monkeypatch.setattr(normed, "UNEVEN_ROWS", 1.0)
+    else:
+        monkeypatch.setattr(gated, "useful", lambda one: False)
+    before, after = net.recorded(net.layers)
+    assert after == before
+
+
+def test_calls_by_others_are_left_alone(net):
+    """Whoever gives y, but for a product."""
+    calls = (
+        OpCall("rms", (Ref(0), net.post), {}, (1,)),
+        OpCall("norm_linear", (Ref(1), net.own, net.group), {}, (2,)),
+    )
+    program = Program(calls, ("x",), (2,))
+    assert normed.rewrite(program, layer_without()[0]) is program
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_a_rewritten_program_gives_the_same_bits_where_nothing_is_left(net, device, rows):
+    """With a post norm and a scale, which are passed on."""
+
+    def trunk(ops, x):
+        x = ops.linear_out(x, net.out, residual=x, post=net.post, scale=0.5)
+        x = ops.gated_mlp(x, net.own, net.pair, net.down, residual=x, post=net.post, act="gelu", scale=2.0)
+        x = ops.linear_out(x, net.out, residual=x)
+        x = ops.gated_mlp(x, net.other, net.pair, net.down, residual=x)
+        return ops.norm_linear(x, net.own, net.group)
+
+    before, after = net.recorded(trunk)
+    given = ["triton.linear_out", "gated_mlp", "triton.linear_out", "triton.gated_mlp", "norm_linear"]
+    assert names(after) == given
+    assert after.calls[0].kwargs["post"] is net.post
+    assert after.calls[0].kwargs["scale"] == 0.5
+    namespace, _ = layer_without()
+    x = torch.randn(rows, 256, device=device)
+    (want,), (got,) = (replay(program, namespace, {"x": x}) for program in (before, after))
+    if str(device) == "cpu":
+        assert torch.equal(got, want)
+    else:
+        close(got, want, 2e-3)
+
+
+def test_calls_may_name_their_arguments(net):
+    """All, or those behind the first."""
+
+    def trunk(ops, x):
+        x = ops.linear_out(x, w=net.out, residual=x)
+        x = ops.gated_mlp(x=x, norm=net.own, gate_up=net.pair, down=net.down, residual=x)
+        (y,) = ops.norm_linear(x, norm=net.other, w=net.group)
+        return y
+
+    assert names(net.recorded(trunk)[1]) == ["triton.linear_out", "triton.gated_mlp", "norm_linear"]
+
+
+def test_ops_of_layers_above_are_left_alone(net):
+    """Whoever lays their own over this layer's wants theirs."""
+    _, layer = layer_without()
+    above = {**layer, "linear_out": lambda ops, y, w, **more: y}
+    namespace = build_ops({name: fn for name, fn in above.items() if name != "*"})
+    recorder = Recorder(namespace)
+    program = recorder.record(lambda x: net.layers(recorder, x), ("x",))
+    assert names(normed.rewrite(program, namespace)) == names(program)
+
+
+def test_networks_with_experts_are_left_alone(net):
+    def trunk(ops, x):
+        y = net.layers(ops, x)
+        return ops.experts(y, net.own, (y, y), None, residual=y)
+
+    before, after = net.recorded(trunk)
+    assert after is before
