@@ -52,8 +52,8 @@ READ_FROM = "sm_75"
 FEW = {
     "sm_75": ("gemv Q5_K 2", "mma Q4_K 8", "moe Q6_K 1", "moe_down Q6_K 1", "dense BF16 1", "ready silu"),
     "sm_90": (
-        "gemv Q6_K 1", "mma Q4_K 32", "mma Q4_K 16 silu", "mma NVFP4 32", "moe Q4_K 1", "moe Q4_K 4",
-        "moe_down Q4_K 1", "dense F16 1", "ready norm", "delta_tree 32", "delta_one 16",
+        "gemv Q6_K 1", "mma Q4_K 32", "mma Q4_K 16 silu", "mma Q6_K 16 then", "mma NVFP4 32", "moe Q4_K 1",
+        "moe Q4_K 4", "moe_down Q4_K 1", "dense F16 1", "ready norm", "delta_tree 32", "delta_one 16",
     ),
     "sm_120": ("gemv MXFP4 1", "gemv NVFP4 2", "mma IQ4_XS 16"),
 }  # fmt: skip
@@ -97,11 +97,24 @@ def variants(arch):
         yield "dense", (), f"{('F32', 'F16', 'BF16')[kind]} 1", few_floats.defines_of(kind, 1, 5120)
 
 
-def wanted(source):
-    """The instructions a source declares."""
-    found = re.search(r"^// instructions: (.+)$", source, re.MULTILINE)
+DECLARED = r"^// instructions(?: from (sm_\d+))?(?:, (\w+(?: or \w+)*))?: (.+)$"
+
+
+def wanted(source, arch, defined):
+    """The instructions a source declares: all, from an architecture on, where something is defined."""
+    found = re.findall(DECLARED, source, re.MULTILINE)
     assert found, "the source declares no instructions"
-    return found[1].split()
+    return [
+        one
+        for since, names, instructions in found
+        if number(arch) >= number(since or arch)
+        and (not names or any(defined.get(name) for name in names.split(" or ")))
+        for one in instructions.split()
+    ]
+
+
+def number(arch):
+    return int(arch.removeprefix("sm_"))
 
 
 def dump(image, what):
@@ -112,7 +125,7 @@ def dump(image, what):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def faults(image, source, arch):
+def faults(image, source, arch, defined):
     """(registers, what is wrong with the machine code)."""
     own = set(re.findall(r"^(?:extern.*\n)?(?:extern.* )?(\w+)\(", source, re.MULTILINE))
     usage = [
@@ -129,13 +142,13 @@ def faults(image, source, arch):
         for _, stack, local in usage
         if int(stack) > SPILLED.get(arch, 0) or local != "0"
     ]
-    if int(arch.removeprefix("sm_")) < int(READ_FROM.removeprefix("sm_")):
+    if number(arch) < number(READ_FROM):
         return registers, wrong
     parts = re.split(r"Function : (\w+)", dump(image, "-sass"))
     sass = "".join(text for name, text in zip(parts[1::2], parts[2::2], strict=True) if name in own)
     if spilled := len(re.findall(r"\b(?:STL|LDL)\b", sass)):
         wrong.append(f"{spilled} accesses of spilled registers")
-    wrong += [f"no {one}" for one in wanted(source) if not re.search(rf"\b{one}", sass)]
+    wrong += [f"no {one}" for one in wanted(source, arch, defined) if not re.search(rf"\b{one}", sass)]
     return registers, wrong
 
 
@@ -147,7 +160,7 @@ def main(archs, few):
                 continue
             texts = [(nvrtc.SOURCES / part).read_text() for part in nvrtc.parts(*front, name)]
             image = nvrtc.compile_cuda("".join(texts), name, arch, defined)
-            registers, wrong = faults(image, texts[-1], arch)
+            registers, wrong = faults(image, texts[-1], arch, defined)
             bad += bool(wrong)
             print(name, label, arch, registers, "; ".join(wrong) or "ok", flush=True)
     return 1 if bad else 0

@@ -89,11 +89,31 @@ def test_machine_code_spills_nothing_and_has_what_its_source_declares(arch, caps
 def test_a_missing_instruction_and_spilled_registers_are_found():
     source = "// instructions: LDG HMMA\n" + SPILLS
     image = nvrtc.compile_cuda(source, "spills", "sm_90", {})
-    _, wrong = compile_cuda.faults(image, source, "sm_90")
+    _, wrong = compile_cuda.faults(image, source, "sm_90", {})
     assert "no HMMA" in wrong
     assert not any("no LDG" in one for one in wrong)
     assert any("bytes of stack" in one for one in wrong)
     assert any("spilled" in one for one in wrong)
+
+
+def test_instructions_may_be_declared_for_some():
+    """From an architecture on, and where something is defined."""
+    source = "\n".join(
+        (
+            "// instructions: HMMA LDG",
+            "// instructions from sm_90: UBLKCP",
+            "// instructions from sm_90, ACT or THEN: FENCE",
+        )
+    )
+
+    def wanted(arch, **defined):
+        return compile_cuda.wanted(source, arch, defined)
+
+    assert wanted("sm_80", ACT=1) == ["HMMA", "LDG"]
+    assert wanted("sm_90", ACT=0) == ["HMMA", "LDG", "UBLKCP"]
+    assert wanted("sm_120", THEN=1) == wanted("sm_90", ACT=2) == ["HMMA", "LDG", "UBLKCP", "FENCE"]
+    with pytest.raises(AssertionError, match="declares no instructions"):
+        compile_cuda.wanted("", "sm_90", {})
 
 
 @pytest.mark.parametrize(("stack", "right"), [(0, True), (1024, True), (1032, False)])

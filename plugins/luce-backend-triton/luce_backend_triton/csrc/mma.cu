@@ -15,6 +15,8 @@
 // that order: every 32 as [t][half][4], so that a lane's eight are one load.
 //
 // instructions: HMMA\.1 (LDG|LDGSTS)\.[.\w]*128
+// instructions from sm_90: UBLKCP
+// instructions from sm_90, ACT or THEN: FENCE\.VIEW\.ASYNC
 
 #define SLAB (WARPS * TILES * RECORD)   // where x lies in a stage
 #define GATE (SLAB + X_ROWS * X_BYTES)  // which opens when what was asked for is there
