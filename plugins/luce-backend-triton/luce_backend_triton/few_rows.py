@@ -27,8 +27,8 @@ X_BYTES = 576
 X_FACTOR, X_LENGTH, X_SQUARES = 544, 548, 560
 """csrc/common.cuh."""
 
-SLOT_WORDS = 64
-"""Of squares, in a slot of mma beside its sums."""
+SLOT_WORDS = 128
+"""Of lengths, in a slot of mma beside its sums."""
 GATE_BYTES = 32
 """Of a stage of mma's ring, behind x, where there are bulk copies."""
 

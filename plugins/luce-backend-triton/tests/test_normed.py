@@ -4,6 +4,7 @@ for.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,6 +77,33 @@ def test_a_product_leaves_its_normed_sum_ready(tmp_path, blocks, dequantized, na
     n = F.rms_norm(want, (rows,), weight.double(), eps)
     torch.testing.assert_close(divide.squares, y.square().sum(1), rtol=1e-5, atol=0)
     close(got, n @ torch.from_numpy(dequantized(next_data, "Q4_K").copy()).double().T, 2e-3)
+
+
+@compiled
+@pytest.mark.parametrize("grid", [6, 7])
+def test_owners_come_to_the_same_length_of_a_row(tmp_path, blocks, dequantized, grid):
+    """Whose sums are cut elsewhere: here a length lies just above a power of two, by what is lost where small
+    squares are added to large ones one after the other. A factor of its own for some columns would be wrong.
+    """
+    rows, cols, m = 512, 1024, 8
+    data = np.concatenate([blocks("Q4_K", rows, cols), blocks("Q4_K", rows, cols)[::-1]])
+    exact = torch.from_numpy(dequantized(data, "Q4_K").copy()).double()
+    x = torch.randn(m, cols)
+    ready = few_rows.prepare(x, "mma", even=True).contiguous()
+    squares = torch.full((4, m, 4), 2.0**-25)
+    squares[0, :, 1] = squares[0, :, 0] = 1
+    ready[..., few_rows.X_SQUARES : few_rows.X_SQUARES + 16] = squares.view(torch.uint8).view(4, m, 16)
+    out = torch.full((2, m, few_rows.X_BYTES), 0xFF, dtype=torch.uint8)
+    shape = Shape("mma", 8, 2, 4, 2, act="relu", even=True)
+    most = torch.tensor([2.0**20])
+    divide = Divide(torch.full((m,), torch.nan), cols, 1 - 1 / cols)  # a root of nearly 1
+    simt.launch(tmp_path, "Q4_K", simt.packed("Q4_K", data), rows, ready, out.transpose(0, 1), shape, grid,
+                scale=most, divide=divide)  # fmt: skip
+    want = activated(x.double() @ exact[:rows].T, x.double() @ exact[rows:].T, "relu", None)
+    factor = simt.float_at(out, few_rows.X_FACTOR)
+    assert (factor == factor[0, 0]).all()
+    got = simt.parts(out)[0].view(2, m, 8, 4, 2, 4).transpose(3, 4) * torch.tensor([1.0, 16])[:, None, None]
+    close(got.reshape(2, m, 256).transpose(0, 1).reshape(m, rows), want, 2e-3)
 
 
 @compiled

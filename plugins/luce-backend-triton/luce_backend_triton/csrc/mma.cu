@@ -389,7 +389,8 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
   auto slots = [&](int owner) { return (u32x4*)out.sums + (size_t)((blockIdx.z * owners + owner) * WARPS + warp) * room * SLOT + lane; };
   int kept = 0;  // parts of the first owner, which is added up in the end
   float total[TILES][COLS][4] = {};
-  float2 squares = {0.f, 0.f}, of_row = {1.f, 0.f};  // of row `lane`: what lies at X_SQUARES, added up; at X_FACTOR and X_LENGTH
+  Lengths lengths;  // of row `lane`
+  float2 of_row = {1.f, 0.f};  // what lies at X_FACTOR and X_LENGTH
   wait_for_x(out.beside);
 #pragma unroll
   for (int k = 0; k < STAGES - 1; k++) {
@@ -417,8 +418,7 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
 #else
         commit();
 #endif
-        const float4 both = *(const float4*)(shared + stage + row_lane + X_SQUARES);
-        squares.x += both.x + both.z, squares.y += both.y + both.w;
+        add_squares(lengths, *(const float4*)(shared + stage + row_lane + X_SQUARES));
         multiply(total, shared + stage + own, shared + stage + x_lane, shared + stage + sums_lane, shared + stage + factor_lane,
                  lane, g, magic);
         to = stage, stage += STAGE_BYTES;
@@ -431,7 +431,7 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
         part = blockIdx.x - first, others = worker_of(walk, who * blocks + blocks - 1) - first;
       }
       if (part < others || (part && i > 0)) {  // the last part's block adds up; in the end, since the parts before end then
-        leave(slots(who) + part * SLOT, total, squares, divide.squares);
+        leave(slots(who) + part * SLOT, total, lengths, divide.squares);
         if (part == others) kept = others + 1;
         others = -1;
       }
@@ -441,16 +441,16 @@ mma_linear(const u8* __restrict__ records, const u8* __restrict__ x, Out out, Wa
       break;
     }
 #if ACT  // `to` is where this warp's last records were: it asks for the next ones there when all warps have come
-    if (others >= 0) finish_gated(out, divide, total, of_row, squares, slots(who), others, who * WARPS + warp, first_row, shared + to, TILES * RECORD);
+    if (others >= 0) finish_gated(out, divide, total, of_row, lengths, slots(who), others, who * WARPS + warp, first_row, shared + to, TILES * RECORD);
 #else
     if (others >= 0)
-      finish_sums(out, divide, then, total, of_row, squares, slots(who), others, who, (who * WARPS + warp) * TILES, first_row, shared + to,
+      finish_sums(out, x, divide, then, total, of_row, lengths, slots(who), others, who, (who * WARPS + warp) * TILES, first_row, shared + to,
                   TILES * RECORD);
 #endif
 #if BULK && (ACT || THEN)
     behind_bulk(), __syncwarp();
 #endif
-    at = 0, who++, squares = {0.f, 0.f};
+    at = 0, who++, lengths = Lengths{};
 #pragma unroll
     for (int j = 0; j < SUMS; j++) (&total[0][0][0])[j] = 0.f;
   }

@@ -23,7 +23,8 @@ template <class Of> __device__ __forceinline__ void each_sum(const Out& out, int
 // EMPTY is read again. So nobody counts arrivals, and a worker is done when its sums are on their way. Workers begin in order and
 // wait for those before them alone.
 #define EMPTY 0xffffffffu
-#define SLOT (SUMS / 4 * 32 + 16)  // u32x4 of a part, four sums each; and two words of each lane
+#define WORDS (ACT ? 4 : 1)        // of each lane beside its sums: `Lengths`
+#define SLOT (SUMS / 4 * 32 + 32)  // u32x4 of a part, four sums each; and those words
 #define PAUSE 300             // nanoseconds: those who still multiply need what reads L2 has room for
 
 __device__ __forceinline__ void store_slot(u32x4* to, u32x4 v) {
@@ -43,9 +44,49 @@ __device__ __forceinline__ u32 load_slot(const u32* from) {
 }
 __device__ __forceinline__ u32* word_of(u32x4* slot) { return (u32*)(slot - (threadIdx.x & 31) + SUMS / 4 * 32) + (threadIdx.x & 31); }
 
-// divide: whether there are words of squares.
-__device__ __forceinline__ void leave(u32x4* slot, const float (&total)[TILES][COLS][4], float2 squares, bool divide) {
-  if (divide) store_slot(word_of(slot), __float_as_uint(squares.x)), store_slot(word_of(slot) + 32, __float_as_uint(squares.y));
+// Of a row of norm(y) without the division: Σ y²; where a length becomes a factor, also Σ (weight y)², and so exactly that all
+// owners, who add up other parts, come to the same power of two.
+struct Lengths {
+#if ACT
+  double y = 0., weighed = 0.;
+#else
+  float y = 0.f;
+#endif
+};
+
+__device__ __forceinline__ void add_squares(Lengths& to, const float4& both) {  // as they lie at X_SQUARES
+#if ACT
+  to.y += (double)both.x + (double)both.z, to.weighed += (double)both.y + (double)both.w;
+#else
+  to.y += both.x + both.z;
+#endif
+}
+__device__ __forceinline__ void words_of(u32 (&words)[WORDS], const Lengths& of) {
+#if ACT
+  const float y = (float)of.y, weighed = (float)of.weighed;
+  words[0] = __float_as_uint(y), words[1] = __float_as_uint((float)(of.y - y));
+  words[2] = __float_as_uint(weighed), words[3] = __float_as_uint((float)(of.weighed - weighed));
+#else
+  words[0] = __float_as_uint(of.y);
+#endif
+}
+__device__ __forceinline__ void add_words(Lengths& to, const u32 (&words)[WORDS]) {
+#if ACT
+  to.y += (double)__uint_as_float(words[0]) + (double)__uint_as_float(words[1]);
+  to.weighed += (double)__uint_as_float(words[2]) + (double)__uint_as_float(words[3]);
+#else
+  to.y += __uint_as_float(words[0]);
+#endif
+}
+
+// divide: whether there are words of lengths.
+__device__ __forceinline__ void leave(u32x4* slot, const float (&total)[TILES][COLS][4], const Lengths& lengths, bool divide) {
+  if (divide) {
+    u32 words[WORDS];
+    words_of(words, lengths);
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) store_slot(word_of(slot) + i * 32, words[i]);
+  }
 #pragma unroll
   for (int i = 0; i < SUMS / 4; i++) {
     const float (&v)[4] = total[i / COLS][i % COLS];
@@ -53,12 +94,12 @@ __device__ __forceinline__ void leave(u32x4* slot, const float (&total)[TILES][C
   }
 }
 
-// total and squares += the parts in `count` slots, which are EMPTY again then.
-__device__ __forceinline__ void gather(float (&total)[TILES][COLS][4], float2& squares, bool divide, u32x4* slots, int count) {
+// total and lengths += the parts in `count` slots, which are EMPTY again then.
+__device__ __forceinline__ void gather(float (&total)[TILES][COLS][4], Lengths& lengths, bool divide, u32x4* slots, int count) {
 #pragma unroll 1
   for (int first = 0; first < count; first += AT_ONCE, slots += AT_ONCE * SLOT) {  // some parts' loads at once, added one after the other
     u32x4 some[AT_ONCE][SUMS / 4];
-    u32 words[AT_ONCE][2];
+    u32 words[AT_ONCE][WORDS];
     while (true) {
       u32 largest = 0;
 #pragma unroll
@@ -66,7 +107,8 @@ __device__ __forceinline__ void gather(float (&total)[TILES][COLS][4], float2& s
         if (first + p < count) {
 #pragma unroll
           for (int i = 0; i < SUMS / 4; i++) some[p][i] = load_slot(slots + p * SLOT + i * 32);
-          for (int i = 0; i < 2; i++) words[p][i] = divide ? load_slot(word_of(slots + p * SLOT) + i * 32) : 0;
+#pragma unroll
+          for (int i = 0; i < WORDS; i++) words[p][i] = divide ? load_slot(word_of(slots + p * SLOT) + i * 32) : 0;
         }
 #pragma unroll
       for (int p = 0; p < AT_ONCE; p++)
@@ -74,7 +116,8 @@ __device__ __forceinline__ void gather(float (&total)[TILES][COLS][4], float2& s
 #pragma unroll
           for (int i = 0; i < SUMS / 4; i++)
             largest = max(largest, max(max(some[p][i].x, some[p][i].y), max(some[p][i].z, some[p][i].w)));
-          largest = max(largest, max(words[p][0], words[p][1]));
+#pragma unroll
+          for (int i = 0; i < WORDS; i++) largest = max(largest, words[p][i]);
         }
       if (!__any_sync(~0u, largest == EMPTY)) break;
       __nanosleep(PAUSE);
@@ -89,8 +132,11 @@ __device__ __forceinline__ void gather(float (&total)[TILES][COLS][4], float2& s
           v[0] += __uint_as_float(part.x), v[1] += __uint_as_float(part.y), v[2] += __uint_as_float(part.z), v[3] += __uint_as_float(part.w);
           store_slot(slots + p * SLOT + i * 32, u32x4{EMPTY, EMPTY, EMPTY, EMPTY});
         }
-        squares.x += __uint_as_float(words[p][0]), squares.y += __uint_as_float(words[p][1]);
-        if (divide) store_slot(word_of(slots + p * SLOT), EMPTY), store_slot(word_of(slots + p * SLOT) + 32, EMPTY);
+        if (divide) {
+          add_words(lengths, words[p]);
+#pragma unroll
+          for (int i = 0; i < WORDS; i++) store_slot(word_of(slots + p * SLOT) + i * 32, EMPTY);
+        }
       }
   }
 }
@@ -108,14 +154,18 @@ template <class T> __device__ __forceinline__ void of_rows(T (&v)[COLS][2], T ow
 }
 
 // of_row: x's factor (EVEN), and |norm(x)|², which is known behind it; first: whether this warp tells what a row's squares are.
-__device__ __forceinline__ void scale_rows(float (&total)[TILES][COLS][4], const Divide& divide, float2& of_row, float2 squares, int m, bool first) {
+__device__ __forceinline__ void scale_rows(float (&total)[TILES][COLS][4], const Divide& divide, float2& of_row, const Lengths& lengths, int m, bool first) {
   const int lane = threadIdx.x & 31;
   if (!EVEN && !divide.squares) return;
   float factor = EVEN ? of_row.x : 1.f;
   if (divide.squares) {
-    if (first && lane < m) divide.squares[lane] = squares.x;
-    const float inverse = 1.f / sqrtf(fmaf(squares.x, divide.share, divide.eps));
-    factor *= inverse, of_row.y = squares.y * inverse * inverse;
+    if (first && lane < m) divide.squares[lane] = (float)lengths.y;
+#if ACT
+    const double inverse = 1. / (lengths.y * divide.share + divide.eps);
+    factor *= sqrtf((float)inverse), of_row.y = (float)(lengths.weighed * inverse);
+#else
+    factor /= sqrtf(fmaf(lengths.y, divide.share, divide.eps));
+#endif
   }
   float factors[COLS][2];
   of_rows(factors, factor);
@@ -142,7 +192,7 @@ __device__ __forceinline__ int place_of_four(int lane) { return (lane & 1) * 32 
 //
 // The norm's division is left to that product. So a row becomes y times the norm's weight, times a power of two by which none is
 // beyond 32768: |y| is at most the length of the residual and what W can add to it. squares: f32[m], of the residual; bound: what
-// its length is to be multiplied with, and x's factor.
+// its length is to be multiplied with, and x's factor. All owners take it from the same words, so that a row has one.
 static_assert(TILES == 2 && WARPS == 4, "a warp has a group of 32 columns, a thread block 128");
 
 // y: of the warp's rows and columns; beside: as for `finish_gated`.
@@ -201,8 +251,8 @@ __device__ __forceinline__ void leave_ready(const Then& then, const float (&y)[T
 #endif
 
 // The sums of this warp's rows from `tile` on, of which `count` parts are in slots. What is added to them is asked for before these are.
-__device__ __forceinline__ void finish_sums(const Out& out, const Divide& divide, const Then& then,
-                                            float (&total)[TILES][COLS][4], float2 of_row, float2 squares, u32x4* slots, int count, int owner, int tile, int first_row,
+__device__ __forceinline__ void finish_sums(const Out& out, const u8* x, const Divide& divide, const Then& then,
+                                            float (&total)[TILES][COLS][4], float2 of_row, Lengths lengths, u32x4* slots, int count, int owner, int tile, int first_row,
                                             u8* beside, int apart) {
   const int lane = threadIdx.x & 31, row = tile * 16 + (lane >> 2), col = first_row + 2 * (lane & 3);
   float scale = 1.f, bias[TILES][2] = {}, residual[TILES][COLS][4] = {};
@@ -220,10 +270,11 @@ __device__ __forceinline__ void finish_sums(const Out& out, const Divide& divide
   for (int i = 0; i < TILES * 2; i++)
     if (row + i * 8 < out.n) weight[i / 2][i % 2] = then.weight[row + i * 8];
   const float length = sqrtf(__uint_as_float(load1(then.squares + min(lane, out.m - 1))));
-  const u32 exponent = exponent_of(fmaf(then.bound[0], length, then.bound[1] * of_row.x));
+  const float of_x = __uint_as_float(load1(x + min(lane, out.m - 1) * X_BYTES + X_FACTOR));
+  const u32 exponent = exponent_of(fmaf(then.bound[0], length, then.bound[1] * of_x));
 #endif
-  gather(total, squares, divide.squares, slots, count);
-  scale_rows(total, divide, of_row, squares, out.m, tile == 0 && !(out.beside & 2));  // of launches beside each other the first
+  gather(total, lengths, divide.squares, slots, count);
+  scale_rows(total, divide, of_row, lengths, out.m, tile == 0 && !(out.beside & 2));  // of launches beside each other the first
   each_sum(out, row, col, [&](int down, int right, int r, int n, int j) {
     total[r][n][j] = fmaf(total[r][n][j], scale, bias[r][j / 2]) + residual[r][n][j];
     out.y[(size_t)(col + right) * out.ldy + row + down] = total[r][n][j];
@@ -248,12 +299,12 @@ __device__ __forceinline__ void meet(int warp) { asm volatile("bar.sync %0, 64;"
 // X_ROWS floats of each warp, from one to the next `apart` bytes. Of a group of 32 columns the second tile's warp leaves its Σ
 // to the first's.
 __device__ __forceinline__ void finish_gated(const Out& out, const Divide& divide, float (&total)[TILES][COLS][4],
-                                             float2 of_row, float2 squares, u32x4* slots, int count, int tile, int first_row, u8* beside, int apart) {
+                                             float2 of_row, Lengths lengths, u32x4* slots, int count, int tile, int first_row, u8* beside, int apart) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, t = lane & 3, second = tile & 1;
   const bool there = tile * 16 < out.n;
   const float most = *out.scale;
-  gather(total, squares, divide.squares, slots, count);
-  scale_rows(total, divide, of_row, squares, out.m, tile == 0 && !(out.beside & 2));
+  gather(total, lengths, divide.squares, slots, count);
+  scale_rows(total, divide, of_row, lengths, out.m, tile == 0 && !(out.beside & 2));
   u32 exponents[COLS][2];
   of_rows(exponents, exponent_of(of_row.y * most));
   float sums[COLS][4] = {}, *mine = (float*)(beside + warp * apart);
