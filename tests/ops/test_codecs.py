@@ -187,6 +187,6 @@ def test_a_vector_is_encoded_alone(number, seed, power):
     x = numbers(6, field.width, seed=seed) * 2.0**power
     alone = torch.stack([encode(field, row) for row in x])
     together = encode(field, x)
-    assert (alone != together).float().mean() < 0.002  # products of matrices differ in their last bit
+    assert (alone != together).sum() <= 2  # bytes: products of matrices differ in their last bit
     near = decode(field, alone) - decode(field, together)
     assert near.norm() < 0.01 * x.norm()
