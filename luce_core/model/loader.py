@@ -133,13 +133,15 @@ class Model:
             recorder = Recorder(ops)
             return record_network(self._build(spec, weights, cast("Ops", recorder)), recorder)
 
-        if not self._rewrites:
-            self.backend.attach(Built(network, network.trunk, network.logits, record, network.nextn))
-            return
-        try:
-            recorded = record()
-        except PluginError as error:
-            log.warning("The network runs call by call, without what op layers make of programs. %s", error)
+        recorded = None
+        if self._rewrites:
+            try:
+                recorded = record()
+            except PluginError as error:
+                log.warning(
+                    "The network runs call by call, without what op layers make of programs. %s", error
+                )
+        if recorded is None:
             self.backend.attach(Built(network, network.trunk, network.logits, record, network.nextn))
             return
         trunk = self._compiled(recorded.trunk, network.trunk)

@@ -49,10 +49,10 @@ class Next:
     """f32[2]: what |norm's weight · y| is at most, per length of the residual, and per factor of x's f16."""
 
     @classmethod
-    def of(cls, matrix: Matrix, norm: Norm) -> Next:
-        """Reads the matrix once."""
+    def of(cls, norm: Norm, magnitudes: Tensor) -> Next:
+        """magnitudes: of the matrix, `product.magnitudes`."""
         most = norm.weight.abs().amax()
-        each = product.magnitudes(matrix).amax() * bounds.HIGHEST
+        each = magnitudes.amax() * bounds.HIGHEST
         return cls(norm, most * torch.stack((torch.ones_like(most), each)))
 
 
@@ -72,8 +72,9 @@ _left: Notes[Left] = Notes()
 def rows_of(x: Tensor, norm: Norm | None, packed: Iterable[Matrix | Dense]) -> Rows:
     """norm(x), f32[m, k], in front of products with these matrices."""
     found = None if norm is None else _left.get(x)
-    fits = all(isinstance(one, Dense) or one.fmt.scales not in gated.TIMES_32 for one in packed)
-    if found is None or found.norm is not norm or not fits:
+    if found is None or found.norm is not norm:
+        return Rows(x, norm)
+    if not all(isinstance(one, Dense) or one.fmt.scales not in gated.TIMES_32 for one in packed):
         return Rows(x, norm)
     return Rows(x, norm, even=True, divide=found.divide, lengths=True, few={"mma": found.ready})
 
@@ -147,8 +148,10 @@ def _next(w: Linear, norm: Norm) -> Next | None:
     plain = weight.dtype is torch.float32 and weight.is_contiguous()
     if not isinstance(matrix, Matrix) or not gated.useful(matrix) or not plain:
         return None
-    rows = product.magnitudes(matrix), product.lengths(matrix)
-    return Next.of(matrix, norm) if even(weight, weight, UNEVEN) and even(*rows, UNEVEN_ROWS) else None
+    magnitudes = product.magnitudes(matrix)
+    if not even(weight, weight, UNEVEN) or not even(magnitudes, product.lengths(matrix), UNEVEN_ROWS):
+        return None
+    return Next.of(norm, magnitudes)
 
 
 def even(largest: Tensor, beside: Tensor, most: float) -> bool:

@@ -114,7 +114,7 @@ class _Behind:
 
     def told(self, norm: Norm) -> normed.Next | None:
         """What a rewritten program tells the op that gives y, where `norm` follows."""
-        return normed.Next.of(self._matrix, norm) if self._useful else None
+        return normed.Next.of(norm, product.magnitudes(self._matrix)) if self._useful else None
 
     def found(self, y: Tensor, norm: Norm, group: LinearGroup, given: bool) -> bool:
         """Whether norm(y) was left for this group, if it was to be. given: the product with `w` had what

@@ -30,14 +30,14 @@ from luce_backend_triton.few_rows import Shape
 from luce_backend_triton.invariant import ops as invariant
 from luce_backend_triton.product import Rows
 
-from luce_core.contracts import Linear, LinearGroup, Norm, RawLinear
+from luce_core.contracts import Linear, LinearGroup, Norm
 from luce_core.ops import build_ops
 
 sys.path.insert(0, str(Path(__file__).parent))
 import worlds
 
 from . import simt
-from .test_matrix import cols_of, linear, packed
+from .test_matrix import cols_of, linear, packed, raw_linear
 from .test_simt import close
 
 compiled = pytest.mark.skipif(simt.GXX is None, reason="no g++ here to compile CUDA C++ for the CPU with")
@@ -295,12 +295,6 @@ def test_a_layer_of_delta_has_one_making_ready(tmp_path, device, blocks, dequant
     assert run(ops.PORTABLE) == ["ready", "Q6_K"]
     monkeypatch.setattr(bounds, "MADE", False)
     assert run() == ["ready", "Q6_K"]
-
-
-def raw_linear(blocks, dequantized, name, rows, cols, seed):
-    data = blocks(name, rows, cols, seed)
-    made = matrix.pack_matrix(RawLinear("w", name, (rows, cols), data, "cpu"), None)
-    return Linear("w", rows, cols, name, made), torch.from_numpy(dequantized(data, name).copy()).double()
 
 
 # --- attention

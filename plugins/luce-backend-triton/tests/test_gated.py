@@ -4,6 +4,8 @@ where it is asked for.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -15,10 +17,10 @@ from luce_backend_triton.invariant import ops as invariant
 from luce_backend_triton.matrix import Matrix, Part
 from luce_backend_triton.product import Rows
 
-from luce_core.contracts import Clamp, Linear, LinearGroup, Norm, RawLinear
+from luce_core.contracts import Clamp, LinearGroup, Norm
 
 from . import simt
-from .test_matrix import cols_of, linear, packed
+from .test_matrix import cols_of, linear, packed, raw_linear
 from .test_simt import activated, close
 
 compiled = pytest.mark.skipif(simt.GXX is None, reason="no g++ here to compile CUDA C++ for the CPU with")
@@ -108,10 +110,7 @@ def test_the_op_goes_by_two_products_and_one_making_ready(tmp_path, device, bloc
     launched, m, hidden, wide = [], 11, 256, 512
     simt.emulated(monkeypatch, tmp_path, Shape("mma", 16, 2, 2, 2), launched)
 
-    def weight(name, rows, cols, seed):
-        data = blocks(name, rows, cols, seed)
-        made = matrix.pack_matrix(RawLinear("w", name, (rows, cols), data, "cpu"), None)
-        return Linear("w", rows, cols, name, made), torch.from_numpy(dequantized(data, name).copy()).double()
+    weight = partial(raw_linear, blocks, dequantized)
 
     (gate, g), (up, u) = (weight("Q6_K", wide, hidden, seed) for seed in (1, 2))
     down, d = weight("Q4_K", hidden, wide, 3)

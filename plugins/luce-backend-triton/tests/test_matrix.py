@@ -18,6 +18,13 @@ def packed(device, blocks, name, rows, cols, seed=0):
     return matrix.pack_matrix(RawLinear("w", name, (rows, cols), data, str(device)), no_floats), data
 
 
+def raw_linear(blocks, dequantized, name, rows, cols, seed):
+    """On the CPU; and as float64."""
+    data = blocks(name, rows, cols, seed)
+    made = matrix.pack_matrix(RawLinear("w", name, (rows, cols), data, "cpu"), None)
+    return Linear("w", rows, cols, name, made), torch.from_numpy(dequantized(data, name).copy()).double()
+
+
 def no_floats(name, data):
     raise AssertionError(f"{name} went through floats")
 

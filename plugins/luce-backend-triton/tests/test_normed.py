@@ -4,21 +4,24 @@ for.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from attrs import evolve
-from luce_backend_triton import bounds, few_rows, matrix, normed, ops
+from luce_backend_triton import bounds, few_rows, normed, ops
 from luce_backend_triton.few_rows import Divide, Shape, Then
 from luce_backend_triton.matrix import Dense, Matrix
 from luce_backend_triton.product import SQUARES, Rows
 
-from luce_core.contracts import Linear, LinearGroup, Norm, RawLinear
+from luce_core.contracts import Linear, LinearGroup, Norm
 from luce_core.ops import Recorder, replay, rewrite
 
 from . import simt
 from .test_followed import layer_without
+from .test_matrix import raw_linear
 from .test_simt import activated, close
 
 compiled = pytest.mark.skipif(simt.GXX is None, reason="no g++ here to compile CUDA C++ for the CPU with")
@@ -116,10 +119,7 @@ def test_layers_go_on_without_making_ready(tmp_path, device, blocks, dequantized
     launched, m, hidden, wide = [], 11, 256, 512
     simt.emulated(monkeypatch, tmp_path, Shape("mma", 16, 2, 4, 2), launched)
 
-    def weight(name, rows, cols, seed):
-        data = blocks(name, rows, cols, seed)
-        made = matrix.pack_matrix(RawLinear("w", name, (rows, cols), data, "cpu"), None)
-        return Linear("w", rows, cols, name, made), torch.from_numpy(dequantized(data, name).copy()).double()
+    weight = partial(raw_linear, blocks, dequantized)
 
     def group(*members):
         return LinearGroup(members, ops.CUDA.pack_group(None, members))
@@ -170,10 +170,7 @@ def test_norms_with_a_large_weight_keep_the_precision_of_halves(
     launched, m, hidden, wide = [], 11, 512, 512
     simt.emulated(monkeypatch, tmp_path, Shape("mma", 16, 2, 4, 2), launched)
 
-    def weight(name, rows, cols, seed):
-        data = blocks(name, rows, cols, seed)
-        made = matrix.pack_matrix(RawLinear("w", name, (rows, cols), data, "cpu"), None)
-        return Linear("w", rows, cols, name, made), torch.from_numpy(dequantized(data, name).copy()).double()
+    weight = partial(raw_linear, blocks, dequantized)
 
     def norm(at):
         one = Norm(torch.rand(hidden) + 0.5, 1e-6)
